@@ -1,0 +1,1 @@
+"""Pure functions: they know neither sandbox nor process."""

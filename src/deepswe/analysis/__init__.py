@@ -1,0 +1,1 @@
+"""What happened: curves and reports."""

@@ -1,0 +1,1 @@
+"""The `deepswe` command: each command parses, calls one library function and prints."""

@@ -1,0 +1,350 @@
+"""The recipe: one frozen, strict tree of settings, read from TOML and `key=value` overrides. Imports no torch."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deepswe.errors import ConfigError
+from deepswe.types import Ending
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused, each field documented by the string under it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class RunConfig(Section):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its records go to `directory`/`name`."""
+    directory: Path = Path("runs")
+    """Where runs live."""
+    seed: int = 0
+    """Seeds the weights, the order of the tasks and all sampling."""
+    deterministic: bool = False
+    """Batch in a fixed order so that the same seed gives the same metrics to the last digit; somewhat slower."""
+    threads: int = Field(default=0, ge=0)
+    """Threads of the learner and the engine; 0 lets the program choose."""
+
+
+class ScratchModel(Section):
+    """A Qwen3-architecture model with random weights and a tokenizer trained on the suite's own text."""
+
+    hidden_size: PositiveInt = 128
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    key_value_heads: PositiveInt = 2
+    intermediate_size: PositiveInt = 384
+    vocabulary: PositiveInt = 512
+    """Upper bound on the vocabulary of the trained tokenizer."""
+
+
+class ModelConfig(Section):
+    path: str = ""
+    """A directory or a hub name of a Hugging Face causal LM; empty builds `scratch`."""
+    scratch: ScratchModel = ScratchModel()
+    """The model to build when `path` is empty."""
+    gguf_file: str = ""
+    """File inside `path` to load instead of safetensors weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the forward pass. Master weights stay float32."""
+    chat_template: str = ""
+    """Jinja template for the messages; empty keeps the tokenizer's own."""
+
+
+class MicroTasks(Section):
+    """Generated micro repositories with one bug each."""
+
+    kind: Literal["micro"] = "micro"
+    train: PositiveInt = 2000
+    heldout: int = Field(default=120, ge=0)
+    """Held-out tasks: names, constants and structures that training never saw."""
+    unseen: int = Field(default=60, ge=0)
+    """Held-out tasks whose kinds of bug training never saw."""
+    seed: int = 0
+
+
+class BundledTasks(Section):
+    """Known bugs in real repositories, built from source distributions into a cache."""
+
+    kind: Literal["bundled"] = "bundled"
+    repositories: tuple[str, ...] = ()
+    """Only these; empty takes all."""
+    limit: int = Field(default=0, ge=0)
+    """At most this many tasks; 0 takes all."""
+
+
+class FrozenLakeTasks(Section):
+    """Seeded maps of the FrozenLake puzzle."""
+
+    kind: Literal["frozenlake"] = "frozenlake"
+    train: PositiveInt = 10_000
+    heldout: PositiveInt = 100
+    min_size: int = Field(default=2, ge=2, le=9)
+    max_size: int = Field(default=9, ge=2, le=9)
+    min_frozen: Fraction = 0.6
+    max_frozen: Fraction = 0.85
+    solvable_within: PositiveInt = 8
+    """Longest shortest path to the goal, in moves."""
+    slippery: bool = False
+    observation: Literal["relational", "grid"] = "grid"
+    """`grid` is the map as text; `relational` names the four neighbours and the direction of the goal."""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_size > self.max_size:
+            raise ValueError(f"min_size {self.min_size} is larger than max_size {self.max_size}")
+        if self.min_frozen > self.max_frozen:
+            raise ValueError(f"min_frozen {self.min_frozen} is larger than max_frozen {self.max_frozen}")
+        return self
+
+
+TasksConfig = Annotated[MicroTasks | BundledTasks | FrozenLakeTasks, Field(discriminator="kind")]
+
+
+class SandboxConfig(Section):
+    backend: Literal["bubblewrap"] = "bubblewrap"
+    """Which backend runs the code."""
+    memory_mib: PositiveInt = 1024
+    disk_mib: PositiveInt = 256
+    pids: PositiveInt = 128
+    cpus: PositiveFloat = 1.0
+    output_bytes: PositiveInt = 1 << 20
+    concurrency: int = Field(default=0, ge=0)
+    """Sandboxes alive at once; 0 lets the program choose from cores and memory."""
+    start_timeout_s: PositiveFloat = 30.0
+
+
+class AgentConfig(Section):
+    """What the agent is told and how it calls tools; the same in training and evaluation."""
+
+    prompt: Literal["full", "brief"] = "full"
+    """`full` documents every tool; `brief` is the issue alone, for a model that learned the tools by imitation."""
+    format: Literal["xml", "native"] = "xml"
+    """How calls are written: XML in the text, or the model family's own tool-call format."""
+    steps_remaining: bool = False
+    """Append "Steps Remaining: N" to each observation."""
+    step_timeout_s: PositiveFloat = 90.0
+    """One tool call."""
+
+
+class RolloutConfig(Section):
+    tasks_per_step: PositiveInt = 16
+    group_size: PositiveInt = 8
+    """Attempts per task and step."""
+    max_steps: PositiveInt = 50
+    """Turns of one trajectory."""
+    max_tokens: PositiveInt = 36_864
+    """Tokens of one trajectory, prompt included."""
+    max_turn_tokens: PositiveInt = 4096
+    """Tokens of one turn."""
+    temperature: PositiveFloat = 1.0
+    trajectory_timeout_s: PositiveFloat = 5400.0
+    generation_timeout_s: PositiveFloat = 1200.0
+    """Model time of one trajectory."""
+    concurrency: int = Field(default=0, ge=0)
+    """Trajectories in flight; 0 means all of a step."""
+    max_retries: int = Field(default=2, ge=0)
+    """New tries of an attempt that the infrastructure ended."""
+
+
+class EndingPolicy(Section):
+    """What becomes of a trajectory with a given ending."""
+
+    train: bool
+    """Its tokens are in the loss."""
+    baseline: bool
+    """Its reward is in its siblings' baseline."""
+
+
+_TRAINED = EndingPolicy(train=True, baseline=True)
+_MASKED = EndingPolicy(train=False, baseline=False)
+
+
+class EndingTable(Section):
+    """Law 2. The default is DeepSWE's compact filtering with the baseline over the kept ones. An error never trains."""
+
+    submitted: EndingPolicy = _TRAINED
+    max_steps: EndingPolicy = _MASKED
+    max_context: EndingPolicy = _MASKED
+    generation_timeout: EndingPolicy = _MASKED
+    env_timeout: EndingPolicy = _MASKED
+
+    def of(self, ending: Ending) -> EndingPolicy:
+        """The row of one ending."""
+        if ending is Ending.ERROR:
+            return _MASKED
+        row: EndingPolicy = getattr(self, ending.value)
+        return row
+
+
+class AlgorithmConfig(Section):
+    """GRPO++ by default (the 2025 write-up): clip high, no KL, no deviation, constant length, leave one out, filtering."""
+
+    advantage: Literal["leave_one_out", "group_mean", "group_mean_std"] = "leave_one_out"
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    clip_high: float = Field(default=0.28, ge=0)
+    normalisation: Literal["constant", "token_mean", "sequence_mean"] = "constant"
+    """Denominator of the loss: a constant (`length`), the number of trained tokens, or each sequence's own length."""
+    length: int = Field(default=0, ge=0)
+    """The constant denominator per trajectory; 0 takes `rollout.max_tokens`."""
+    old_logprobs: Literal["sampler", "learner"] = "sampler"
+    """Denominator of the ratio: the sampler's log-probs, or the learner's own before the first update of a batch."""
+    drop_uniform_groups: bool = True
+    """Leave out groups whose rewards are all equal; they have no gradient under any group advantage."""
+    endings: EndingTable = EndingTable()
+
+
+class TrainingConfig(Section):
+    steps: int = Field(default=100, ge=0)
+    """Batches of rollouts."""
+    learning_rate: PositiveFloat = 1e-6
+    warmup_steps: int = Field(default=0, ge=0)
+    """Updates over which the learning rate rises linearly."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    grad_clip: PositiveFloat = 1.0
+    updates_per_step: PositiveInt = 1
+    """Optimiser updates per batch (mini-batches of whole groups)."""
+    tokens_per_microbatch: PositiveInt = 16_384
+    """Tokens in one forward and backward pass."""
+    checkpoint_every: PositiveInt = 10
+    """Steps between checkpoints; the last step always has one."""
+    keep_checkpoints: PositiveInt = 2
+    time_limit_s: float = Field(default=0.0, ge=0)
+    """Stop cleanly after the step in which this many seconds of training have passed; 0 is no limit."""
+
+
+class ImitationConfig(Section):
+    """Supervised warm-up on the reference solver's trajectories on training tasks, for a model with no pre-training."""
+
+    steps: int = Field(default=0, ge=0)
+    """Updates; 0 switches it off."""
+    trajectories: PositiveInt = 4000
+    """Reference trajectories to record, each on its own training task (repeated if there are fewer tasks)."""
+    batch_size: PositiveInt = 32
+    learning_rate: PositiveFloat = 1e-3
+    warmup_steps: int = Field(default=20, ge=0)
+    mistakes: Fraction = 0.0
+    """Share of reference trajectories in which the solver's edit is a plausible guess instead of the right one."""
+    train_on: Literal["sampled", "all"] = "sampled"
+    """Loss on the solver's tokens only, or on all tokens (language modelling, for a model without pre-training)."""
+
+
+class EvaluationConfig(Section):
+    splits: tuple[str, ...] = ("heldout",)
+    attempts: PositiveInt = 4
+    tasks: int = Field(default=0, ge=0)
+    """At most this many tasks per split; 0 takes all."""
+    every: int = Field(default=0, ge=0)
+    """Training steps between evaluations; 0 evaluates only before and after."""
+    temperature: float = Field(default=1.0, ge=0)
+
+
+class Recipe(Section):
+    """A whole run."""
+
+    version: Literal[1] = 1
+    run: RunConfig
+    model: ModelConfig = ModelConfig()
+    tasks: TasksConfig
+    sandbox: SandboxConfig = SandboxConfig()
+    agent: AgentConfig = AgentConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    imitation: ImitationConfig = ImitationConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        size = self.rollout.group_size
+        if self.algorithm.advantage == "leave_one_out" and size < 2:
+            raise ValueError(f"rollout.group_size is {size}; algorithm.advantage leave_one_out needs at least 2")
+        if self.training.updates_per_step > self.rollout.tasks_per_step:
+            raise ValueError(
+                f"training.updates_per_step is {self.training.updates_per_step}, more than the "
+                f"{self.rollout.tasks_per_step} groups of a step; groups are never split"
+            )
+        if self.rollout.max_turn_tokens > self.rollout.max_tokens:
+            raise ValueError(
+                f"rollout.max_turn_tokens {self.rollout.max_turn_tokens} exceeds "
+                f"rollout.max_tokens {self.rollout.max_tokens}"
+            )
+        return self
+
+
+def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
+    """Split `a.b.c=value`; the value is read as TOML where it is TOML, else as a string.
+
+    Raises:
+        ConfigError: there is no `=` or no key.
+    """
+    key, separator, value = text.partition("=")
+    path = tuple(part.strip() for part in key.split("."))
+    if not separator or not all(path):
+        raise ConfigError(f"override {text!r} is not of the form section.key=value, such as training.steps=50")
+    try:
+        return path, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return path, value
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: a TOML file.
+        overrides: `section.key=value` texts, applied in order.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, has an unknown key or a wrong value; one line per problem.
+    """
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"recipe {path} cannot be read: {error.strerror}; give the path of a .toml file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
+    for text in overrides:
+        keys, value = parse_override(text)
+        node = tree
+        for key in keys[:-1]:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"override {text!r}: {key!r} is a value, not a section")
+        node[keys[-1]] = value
+    return build_recipe(tree, origin=str(path))
+
+
+def build_recipe(tree: Mapping[str, Any], *, origin: str) -> Recipe:
+    """Check a tree of plain values.
+
+    Raises:
+        ConfigError: naming `origin`, each wrong key and its value.
+    """
+    try:
+        return Recipe.model_validate(tree)
+    except ValidationError as error:
+        lines = [_problem(item) for item in error.errors()]
+        raise ConfigError(f"{origin}: " + "; ".join(lines)) from error
+
+
+def _problem(item: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in item["loc"]) or "recipe"
+    if item["type"] == "extra_forbidden":
+        return f"{where} is not a known key (value {item['input']!r})"
+    if item["type"] == "missing":
+        return f"{where} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" + ("" if isinstance(item["input"], dict) else f" (value {item['input']!r})")

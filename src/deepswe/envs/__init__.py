@@ -1,0 +1,1 @@
+"""Single-use environments: an attempt at one task, from the first message to the grade."""

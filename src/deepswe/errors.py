@@ -1,0 +1,106 @@
+"""Every error this package raises, and the one boundary that attributes a foreign failure.
+
+    DeepsweError
+    ├── ConfigError            a recipe or an override is wrong
+    ├── TaskError              a task cannot be used
+    │   └── BuildError         its repository or environment cannot be built
+    ├── SandboxError           the sandbox itself failed (never: the command in it)
+    │   ├── SandboxUnavailable this machine cannot run that backend
+    │   ├── SandboxStartError  one sandbox did not start
+    │   └── SandboxDied        a live sandbox stopped answering
+    ├── EnvironmentFault       an environment (ours or a user's) broke its contract
+    ├── PolicyError            the engine or the renderer failed
+    ├── GradingError           grading could not come to a verdict
+    ├── TrainingError          the learner cannot go on
+    ├── StoreError             a record cannot be written or read
+    └── RunError               a run directory cannot be used
+
+Each message says what failed, with which value, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class DeepsweError(Exception):
+    """Base of all errors of this package. `place` names the part in which the failure began, once."""
+
+    place: str | None = None
+
+
+class ConfigError(DeepsweError):
+    """A recipe, an override or an argument is wrong."""
+
+
+class TaskError(DeepsweError):
+    """A task cannot be used as it is."""
+
+
+class BuildError(TaskError):
+    """A repository or its environment cannot be built."""
+
+
+class SandboxError(DeepsweError):
+    """The sandbox itself failed. A command that fails inside it is an `ExecResult`, not this."""
+
+
+class SandboxUnavailable(SandboxError):
+    """This machine cannot run the backend; the message names the setting to change or another backend."""
+
+
+class SandboxStartError(SandboxError):
+    """One sandbox did not start."""
+
+
+class SandboxDied(SandboxError):
+    """A sandbox that ran has stopped answering; whatever it held is lost."""
+
+
+class EnvironmentFault(DeepsweError):
+    """An environment, ours or a user's, raised or broke its contract."""
+
+
+class PolicyError(DeepsweError):
+    """The engine, the renderer or the tokenizer failed."""
+
+
+class GradingError(DeepsweError):
+    """Grading could not come to a verdict."""
+
+
+class TrainingError(DeepsweError):
+    """The learner cannot go on."""
+
+
+class StoreError(DeepsweError):
+    """A record cannot be written or read back."""
+
+
+class RunError(DeepsweError):
+    """A run directory cannot be used."""
+
+
+@contextmanager
+def boundary(place: str, wrap: type[DeepsweError]) -> Iterator[None]:
+    """Attribute every failure inside the block to exactly one place.
+
+    A `DeepsweError` passes through and keeps the innermost place; any other exception becomes `wrap`, with the
+    original as its cause. Cancellation and interrupts pass untouched. This is the only broad handler of the package:
+    callers then catch `DeepsweError` alone.
+
+    Args:
+        place: dotted name of the part, such as "sandbox.exec"; ends up in the record of a failed trajectory.
+        wrap: the class that a foreign exception becomes.
+    """
+    try:
+        yield
+    except DeepsweError as error:
+        if error.place is None:
+            error.place = place
+        raise
+    except Exception as error:
+        wrapped = wrap(f"{place}: {type(error).__name__}: {error}")
+        wrapped.place = place
+        raise wrapped from error

@@ -1,0 +1,1 @@
+"""Who acts: token ids in, token ids and log-probabilities out."""

@@ -1,0 +1,1 @@
+"""From a task and a policy to a recorded trajectory."""

@@ -1,0 +1,1 @@
+"""Where code runs: one protocol, one opener, several backends."""

@@ -1,0 +1,1 @@
+"""What is to be solved: tasks, their hidden tests, and where both come from."""

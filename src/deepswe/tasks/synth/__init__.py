@@ -1,0 +1,1 @@
+"""Tasks made from code: generated micro repositories and mutations of real ones."""

@@ -1,0 +1,165 @@
+"""The vocabulary: what moves between the parts of the system. Plain frozen data; no behaviour beyond derived views."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation, before it becomes tokens."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model asked for. Argument values are exact: no stripping, no unescaping."""
+
+    name: str
+    arguments: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A run of tokens in the append-only stream of a trajectory.
+
+    Attributes:
+        tokens: ids, in order.
+        sampled: whether the policy sampled them. Only sampled tokens are ever trained.
+        logprobs: the sampler's log-probability of each token, at the temperature it sampled with; empty unless sampled.
+        version: the policy version that sampled them (number of optimiser updates so far).
+    """
+
+    tokens: tuple[int, ...]
+    sampled: bool
+    logprobs: tuple[float, ...] = ()
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.logprobs) != (len(self.tokens) if self.sampled else 0):
+            raise ValueError(
+                f"a span of {len(self.tokens)} tokens (sampled={self.sampled}) has {len(self.logprobs)} log-probs"
+            )
+
+
+class Ending(StrEnum):
+    """Why a trajectory stopped. `ERROR` is a failure of the infrastructure, never of the policy."""
+
+    SUBMITTED = "submitted"
+    MAX_STEPS = "max_steps"
+    MAX_CONTEXT = "max_context"
+    GENERATION_TIMEOUT = "generation_timeout"
+    ENV_TIMEOUT = "env_timeout"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A verdict: the work was tested.
+
+    Attributes:
+        reward: in [0, 1]; 1 iff every selected F2P and P2P test has its expected status.
+        statuses: full test id -> status ("passed", "failed", "error", "skipped", "xfailed", "xpassed", "missing").
+        reason: one sentence for a reader, empty when the reward is 1.
+    """
+
+    reward: float
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    reason: str = ""
+    kind: Literal["graded"] = "graded"
+
+
+@dataclass(frozen=True, slots=True)
+class Ungraded:
+    """No verdict: the infrastructure failed, or nothing was to be graded. Never a reward.
+
+    Attributes:
+        error: what failed, for a reader.
+        place: the boundary it is attributed to, such as "sandbox.start".
+    """
+
+    error: str
+    place: str = ""
+    kind: Literal["ungraded"] = "ungraded"
+
+
+Grade = Graded | Ungraded
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn: what the model wrote, the call found in it, and what came back.
+
+    Attributes:
+        completion: the sampled text, decoded for readers only (training reads the spans).
+        call: the parsed call, or None when there was none or it could not be read.
+        observation: what the environment answered; empty after the last turn.
+        error: the kind of mistake the model made in this turn ("" if none), such as "no_call" or "unknown_tool".
+        generation_s, environment_s: wall seconds in the policy and in the environment.
+    """
+
+    completion: str
+    call: ToolCall | None
+    observation: str
+    error: str = ""
+    generation_s: float = 0.0
+    environment_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One attempt at one task, whole: the token stream, the turns, how it ended and what it was worth.
+
+    Attributes:
+        task_id, attempt: the key, together with `phase` and `step`. A retry after an infrastructure failure has the
+            same key and replaces nothing: only the one that counts is recorded.
+        phase: "imitation", "train" or the name of an evaluation, such as "before".
+        step: the training step (or 0) whose batch it belongs to.
+        spans: the append-only stream. Concatenated, it is exactly what the engine saw.
+        artifact: what the attempt produced; for a SWE task the unified diff that was graded and is submitted.
+        seed: seeds this attempt's sampling.
+        retries: infrastructure failures before this one.
+        wall_s: from environment start to grade.
+    """
+
+    task_id: str
+    attempt: int
+    phase: str
+    step: int
+    spans: tuple[TokenSpan, ...]
+    steps: tuple[Step, ...]
+    ending: Ending
+    grade: Grade
+    artifact: str = ""
+    error: str = ""
+    seed: int = 0
+    retries: int = 0
+    wall_s: float = 0.0
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        """(phase, step, task_id, attempt): unique in a store."""
+        return (self.phase, self.step, self.task_id, self.attempt)
+
+    @property
+    def reward(self) -> float | None:
+        """The reward, or None where there is no verdict."""
+        return self.grade.reward if isinstance(self.grade, Graded) else None
+
+    @property
+    def length(self) -> int:
+        """Tokens in the stream."""
+        return sum(len(span.tokens) for span in self.spans)
+
+    @property
+    def sampled_length(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(len(span.tokens) for span in self.spans if span.sampled)
