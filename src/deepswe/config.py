@@ -24,6 +24,8 @@ class Section(BaseModel):
 
 
 class RunConfig(Section):
+    """Which run this is."""
+
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its records go to `directory`/`name`."""
     directory: Path = Path("runs")
@@ -49,6 +51,8 @@ class ScratchModel(Section):
 
 
 class ModelConfig(Section):
+    """Which model acts and learns."""
+
     path: str = ""
     """A directory or a hub name of a Hugging Face causal LM; empty builds `scratch`."""
     scratch: ScratchModel = ScratchModel()
@@ -113,6 +117,8 @@ TasksConfig = Annotated[MicroTasks | BundledTasks | FrozenLakeTasks, Field(discr
 
 
 class SandboxConfig(Section):
+    """Where code runs, and what it may use there."""
+
     backend: Literal["bubblewrap"] = "bubblewrap"
     """Which backend runs the code."""
     memory_mib: PositiveInt = 1024
@@ -139,6 +145,8 @@ class AgentConfig(Section):
 
 
 class RolloutConfig(Section):
+    """How many attempts a step makes, and the limits of one attempt."""
+
     tasks_per_step: PositiveInt = 16
     group_size: PositiveInt = 8
     """Attempts per task and step."""
@@ -152,6 +160,10 @@ class RolloutConfig(Section):
     trajectory_timeout_s: PositiveFloat = 5400.0
     generation_timeout_s: PositiveFloat = 1200.0
     """Model time of one trajectory."""
+    start_timeout_s: PositiveFloat = 300.0
+    """Start of an environment, the wait for a free sandbox included."""
+    grading_timeout_s: PositiveFloat = 1800.0
+    """Grading of one attempt, the wait for a free sandbox included."""
     concurrency: int = Field(default=0, ge=0)
     """Trajectories in flight; 0 means all of a step."""
     max_retries: int = Field(default=2, ge=0)
@@ -206,6 +218,8 @@ class AlgorithmConfig(Section):
 
 
 class TrainingConfig(Section):
+    """The optimiser and the length of the run."""
+
     steps: int = Field(default=100, ge=0)
     """Batches of rollouts."""
     learning_rate: PositiveFloat = 1e-6
@@ -242,6 +256,8 @@ class ImitationConfig(Section):
 
 
 class EvaluationConfig(Section):
+    """What is measured before, during and after training."""
+
     splits: tuple[str, ...] = ("heldout",)
     attempts: PositiveInt = 4
     tasks: int = Field(default=0, ge=0)

@@ -13,7 +13,9 @@ class HasId(Protocol):
     """A task, for all that the loop cares."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Unique in its suite."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

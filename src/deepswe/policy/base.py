@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from deepswe.types import Message
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -62,4 +64,30 @@ class Policy(Protocol):
 
     async def release(self, trajectory: str) -> None:
         """The trajectory is over; its cache may go. Unknown names are ignored."""
+        ...
+
+
+class Renderer(Protocol):
+    """Between messages and tokens. Only what was not sampled is ever tokenised (law 1)."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end a turn."""
+        ...
+
+    def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The stream's first tokens, up to the point where the model's first turn begins."""
+        ...
+
+    def observation(self, text: str, *, stopped: bool) -> tuple[int, ...]:
+        """The tokens from the end of a sampled turn to the point where the next one begins.
+
+        Args:
+            text: what the environment answered.
+            stopped: whether the turn ended with a stop token; if not, one is put in front, as not sampled.
+        """
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a sampled turn, without its stop token."""
         ...

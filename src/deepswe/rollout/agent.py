@@ -1,0 +1,174 @@
+"""The agent loop: one attempt at one task, tokens in and tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from deepswe.config import AgentConfig, RolloutConfig
+from deepswe.envs.base import Environment
+from deepswe.errors import DeepsweError, EnvironmentFault, PolicyError, boundary
+from deepswe.policy.base import Completion, Policy, Renderer, Sampling
+from deepswe.types import Ending, Grade, Step, TokenSpan, Trajectory, Ungraded
+
+GRACE_S = 30.0
+"""Added to a deadline that the callee keeps itself, before the loop stops waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt this is; its name is unique in a run.
+
+    Attributes:
+        task_id, attempt, phase, step: as in `Trajectory`.
+        seed: seeds the sampling of every turn.
+        retries: infrastructure failures before this try.
+        temperature: of sampling.
+    """
+
+    task_id: str
+    attempt: int
+    phase: str
+    step: int
+    seed: int
+    temperature: float
+    retries: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the engine knows the trajectory by."""
+        return f"{self.phase}/{self.step:06d}/{self.task_id}/{self.attempt:04d}"
+
+
+@dataclass(slots=True)
+class _Record:
+    """What has happened so far. Append-only."""
+
+    stream: list[int] = field(default_factory=list)
+    spans: list[TokenSpan] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    def append(self, span: TokenSpan) -> None:
+        if span.tokens:
+            self.stream.extend(span.tokens)
+            self.spans.append(span)
+
+
+async def run_attempt(
+    env: Environment,
+    policy: Policy,
+    renderer: Renderer,
+    attempt: Attempt,
+    *,
+    rollout: RolloutConfig,
+    agent: AgentConfig,
+) -> Trajectory:
+    """Let the policy work on one task until it submits or a limit ends it, then grade what it reached.
+
+    The trajectory comes back whatever happens: a failure of the infrastructure is `Ending.ERROR` with an `Ungraded`
+    grade that names the place. The environment is closed and the engine's cache released on every way out.
+
+    Raises:
+        asyncio.CancelledError: the caller gave up; nothing is left behind.
+    """
+    record, started = _Record(), time.monotonic()
+    ending, error, artifact = Ending.ERROR, "", ""
+    grade: Grade
+    try:
+        with boundary("environment.start", EnvironmentFault):
+            async with asyncio.timeout(rollout.start_timeout_s):
+                messages = await env.start()
+        record.append(TokenSpan(renderer.opening(messages), sampled=False))
+        reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
+        with boundary("environment.finish", EnvironmentFault):
+            async with asyncio.timeout(rollout.grading_timeout_s):
+                verdict = await env.finish()
+        ending, grade, artifact = reached, verdict.grade, verdict.artifact
+        if isinstance(grade, Ungraded):
+            ending, error = Ending.ERROR, grade.error
+    except DeepsweError as failure:
+        error = str(failure)
+        grade = Ungraded(error, failure.place or "rollout")
+    finally:
+        await policy.release(attempt.name)
+        await env.close()
+    return Trajectory(
+        task_id=attempt.task_id,
+        attempt=attempt.attempt,
+        phase=attempt.phase,
+        step=attempt.step,
+        spans=tuple(record.spans),
+        steps=tuple(record.steps),
+        ending=ending,
+        grade=grade,
+        artifact=artifact,
+        error=error,
+        seed=attempt.seed,
+        retries=attempt.retries,
+        wall_s=time.monotonic() - started,
+    )
+
+
+async def _take_turns(
+    env: Environment,
+    policy: Policy,
+    renderer: Renderer,
+    attempt: Attempt,
+    record: _Record,
+    rollout: RolloutConfig,
+    agent: AgentConfig,
+) -> Ending:
+    deadline = time.monotonic() + rollout.trajectory_timeout_s
+    generation_left = rollout.generation_timeout_s
+    for turn in range(rollout.max_steps):
+        room = rollout.max_tokens - len(record.stream)
+        if room <= 0:
+            return Ending.MAX_CONTEXT
+        if (left := deadline - time.monotonic()) <= 0:
+            return Ending.ENV_TIMEOUT
+        sampling = Sampling(
+            max_tokens=min(room, rollout.max_turn_tokens),
+            temperature=attempt.temperature,
+            stop_tokens=renderer.stop_tokens,
+            seed=attempt.seed * 1_000_003 + turn,
+        )
+        begun = time.monotonic()
+        completion = await _generate(policy, attempt.name, record.stream, sampling, min(generation_left, left))
+        generation_s = time.monotonic() - begun
+        generation_left -= generation_s
+        record.append(TokenSpan(completion.tokens, True, completion.logprobs, completion.version))
+        text = renderer.decode(completion.tokens)
+        if completion.finish == "timeout":
+            record.steps.append(Step(text, None, "", "generation_timeout", generation_s))
+            return Ending.GENERATION_TIMEOUT
+        if completion.finish == "length" and room <= rollout.max_turn_tokens:
+            record.steps.append(Step(text, None, "", "max_context", generation_s))
+            return Ending.MAX_CONTEXT
+        begun = time.monotonic()
+        limit = min(agent.step_timeout_s, max(deadline - begun, 1e-3))
+        with boundary("environment.act", EnvironmentFault):
+            async with asyncio.timeout(limit + GRACE_S):
+                outcome = await env.act(text, timeout_s=limit)
+        observation = "" if outcome.done else outcome.observation
+        last = turn == rollout.max_steps - 1
+        if agent.steps_remaining and not outcome.done and not last:
+            observation = f"{observation}\nSteps Remaining: {rollout.max_steps - turn - 1}"
+        record.steps.append(
+            Step(text, outcome.call, observation, outcome.error, generation_s, time.monotonic() - begun)
+        )
+        if outcome.done:
+            return Ending.SUBMITTED
+        if last:
+            return Ending.MAX_STEPS
+        tokens = renderer.observation(observation, stopped=completion.finish == "stop")
+        if len(record.stream) + len(tokens) >= rollout.max_tokens:
+            return Ending.MAX_CONTEXT
+        record.append(TokenSpan(tokens, sampled=False))
+    return Ending.MAX_STEPS
+
+
+async def _generate(policy: Policy, name: str, stream: list[int], sampling: Sampling, timeout_s: float) -> Completion:
+    with boundary("policy.generate", PolicyError):
+        async with asyncio.timeout(timeout_s + GRACE_S):
+            return await policy.generate(name, stream, sampling, timeout_s=max(timeout_s, 0.0))
