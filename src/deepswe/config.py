@@ -201,7 +201,7 @@ class EndingTable(Section):
 
 
 class AlgorithmConfig(Section):
-    """GRPO++ by default (the 2025 write-up): clip high, no KL, no deviation, constant length, leave one out, filtering."""
+    """GRPO++ by default: clip high, no KL, no deviation, constant length, leave one out, compact filtering."""
 
     advantage: Literal["leave_one_out", "group_mean", "group_mean_std"] = "leave_one_out"
     clip_low: float = Field(default=0.2, ge=0, lt=1)

@@ -10,35 +10,11 @@ from deepswe.config import AgentConfig, RolloutConfig
 from deepswe.envs.base import Environment
 from deepswe.errors import DeepsweError, EnvironmentFault, PolicyError, boundary
 from deepswe.policy.base import Completion, Policy, Renderer, Sampling
+from deepswe.rollout.attempt import Attempt
 from deepswe.types import Ending, Grade, Step, TokenSpan, Trajectory, Ungraded
 
 GRACE_S = 30.0
 """Added to a deadline that the callee keeps itself, before the loop stops waiting for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Which attempt this is; its name is unique in a run.
-
-    Attributes:
-        task_id, attempt, phase, step: as in `Trajectory`.
-        seed: seeds the sampling of every turn.
-        retries: infrastructure failures before this try.
-        temperature: of sampling.
-    """
-
-    task_id: str
-    attempt: int
-    phase: str
-    step: int
-    seed: int
-    temperature: float
-    retries: int = 0
-
-    @property
-    def name(self) -> str:
-        """What the engine knows the trajectory by."""
-        return f"{self.phase}/{self.step:06d}/{self.task_id}/{self.attempt:04d}"
 
 
 @dataclass(slots=True)

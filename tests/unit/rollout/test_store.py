@@ -1,0 +1,124 @@
+"""The store keeps every trajectory exactly, whatever kills the writer."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepswe.errors import StoreError
+from deepswe.rollout.store import TrajectoryStore, dump_trajectory, load_trajectory
+from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded
+
+
+def trajectory(task: str = "a", attempt: int = 0, text: str = "hello") -> Trajectory:
+    return Trajectory(
+        task_id=task,
+        attempt=attempt,
+        phase="train",
+        step=3,
+        spans=(TokenSpan((1, 2), False), TokenSpan((3,), True, (-0.5,), 7)),
+        steps=(Step(text, ToolCall("finish", {"command": "submit"}), "", "", 0.1, 0.2),),
+        ending=Ending.SUBMITTED,
+        grade=Graded(1.0, {"t.py::test[a b::c]": "passed"}),
+        artifact="diff",
+    )
+
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=40)
+
+
+@settings(max_examples=50)
+@given(text=ANY_TEXT, error=ANY_TEXT, logprobs=st.lists(st.floats(max_value=0, allow_nan=False), max_size=4))
+def test_any_trajectory_survives_a_round_trip(text: str, error: str, logprobs: list[float]) -> None:
+    original = Trajectory(
+        task_id="t", attempt=1, phase="before", step=0,
+        spans=(TokenSpan(tuple(range(len(logprobs))), True, tuple(logprobs), 2),),
+        steps=(Step(text, ToolCall("x", {"k": text}), text), Step(text, None, "")),
+        ending=Ending.ERROR, grade=Ungraded(error, "sandbox.start"), artifact=text, error=error,
+    )  # fmt: skip
+    line = dump_trajectory(original)
+    assert line.count(b"\n") == 1
+    assert load_trajectory(line) == original
+
+
+def test_a_committed_batch_reads_back_in_the_order_of_its_attempts(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    segment, found = store.begin("train", 3, keep=True)
+    assert found == ()
+    with segment:
+        for item in (trajectory("b", 1), trajectory("a", 0), trajectory("b", 0)):
+            segment.append(item)
+        assert store.committed("train", 3) is None
+        segment.commit()
+    batch = store.committed("train", 3)
+    assert batch is not None
+    assert [(t.task_id, t.attempt) for t in batch] == [("a", 0), ("b", 0), ("b", 1)]
+    assert store.segments() == (("train", 3),)
+    assert len(list(store.read("train"))) == 3
+    assert list(store.read("before")) == []
+
+
+def test_a_torn_last_line_is_dropped_and_the_rest_taken_up(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    segment, _ = store.begin("train", 0, keep=True)
+    with segment:
+        segment.append(trajectory("a"))
+    partial = tmp_path / "trajectories" / "train-000000.partial.jsonl"
+    with partial.open("ab") as file:
+        file.write(dump_trajectory(trajectory("b"))[:-20])
+    segment, found = store.begin("train", 0, keep=True)
+    with segment:
+        assert [t.task_id for t in found] == ["a"]
+        segment.append(trajectory("b"))
+        segment.commit()
+    assert [t.task_id for t in store.read()] == ["a", "b"]
+
+
+def test_a_batch_that_is_not_taken_up_goes_to_the_attic(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    segment, _ = store.begin("train", 0, keep=True)
+    with segment:
+        segment.append(trajectory())
+    segment, found = store.begin("train", 0, keep=False)
+    with segment:
+        assert found == ()
+        segment.commit()
+    assert list(store.read()) == []
+    assert len(list((tmp_path / "trajectories" / "abandoned").iterdir())) == 1
+
+
+def test_a_committed_batch_is_never_opened_again(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    with store.begin("train", 0, keep=True)[0] as segment:
+        segment.commit()
+    with pytest.raises(StoreError, match="committed already"):
+        store.begin("train", 0, keep=True)
+
+
+def test_a_full_disk_is_one_clear_error_and_keeps_what_was_written(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    segment, _ = store.begin("train", 0, keep=True)
+    with segment:
+        segment.append(trajectory("a"))
+        real, full = segment._fd, os.open("/dev/full", os.O_WRONLY)
+        segment._fd = full
+        with pytest.raises((StoreError, OSError)):
+            segment.append(trajectory("b"))
+        segment._fd = real
+        os.close(full)
+        segment.append(trajectory("c"))
+        segment.commit()
+    assert [t.task_id for t in store.read()] == ["a", "c"]
+
+
+def test_an_unreadable_line_names_its_file_and_line(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    with store.begin("train", 0, keep=True)[0] as segment:
+        segment.append(trajectory())
+        segment.commit()
+    with (tmp_path / "trajectories" / "train-000000.jsonl").open("ab") as file:
+        file.write(b'{"task_id": 3}\n')
+    with pytest.raises(StoreError, match=r"train-000000\.jsonl:2"):
+        list(store.read())
