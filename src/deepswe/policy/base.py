@@ -9,9 +9,6 @@ from typing import Literal, Protocol
 
 from deepswe.types import Message
 
-from deepswe.types import Message
-
-
 ObservationRole = Literal["user", "tool"]
 
 
@@ -68,44 +65,6 @@ class Policy(Protocol):
         """
         ...
 
-    def cohort(self, trajectories: Sequence[str]) -> AbstractAsyncContextManager[None]:
-        """Run these trajectories in lock-step while the context lasts (deterministic mode).
-
-        A deterministic engine waits until each of them has asked for a turn or was released, and then computes the
-        turns in a fixed order, so that results do not depend on who asked first. Other engines do nothing.
-        """
-        ...
-
-    async def release(self, trajectory: str) -> None:
-        """The trajectory is over; its cache may go. Unknown names are ignored."""
-        ...
-
-
-class Renderer(Protocol):
-    """Between messages and tokens. Only what was not sampled is ever tokenised (law 1)."""
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """Ids that end a turn."""
-        ...
-
-    def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The stream's first tokens, up to the point where the model's first turn begins."""
-        ...
-
-    def observation(self, text: str, *, stopped: bool) -> tuple[int, ...]:
-        """The tokens from the end of a sampled turn to the point where the next one begins.
-
-        Args:
-            text: what the environment answered.
-            stopped: whether the turn ended with a stop token; if not, one is put in front, as not sampled.
-        """
-        ...
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a sampled turn, without its stop token."""
-        ...
-
     def cohort(self, names: Sequence[str], *, width: int = 0) -> AbstractAsyncContextManager[None]:
         """Announce trajectories that run together: ``async with policy.cohort(names): ...``.
 
@@ -117,6 +76,10 @@ class Renderer(Protocol):
             names: the trajectories, in the order in which they start.
             width: at most this many are in flight at once; 0 means all.
         """
+        ...
+
+    async def release(self, trajectory: str) -> None:
+        """The trajectory is over; its cache may go. Unknown names are ignored."""
         ...
 
 

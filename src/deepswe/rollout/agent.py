@@ -137,7 +137,7 @@ async def _take_turns(
             return Ending.SUBMITTED
         if last:
             return Ending.MAX_STEPS
-        tokens = renderer.observation(observation, stopped=completion.finish == "stop")
+        tokens = renderer.observation(observation, truncated=completion.finish != "stop")
         if len(record.stream) + len(tokens) >= rollout.max_tokens:
             return Ending.MAX_CONTEXT
         record.append(TokenSpan(tokens, sampled=False))

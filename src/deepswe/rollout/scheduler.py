@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from deepswe.config import AgentConfig, RolloutConfig
@@ -113,7 +113,7 @@ class Scheduler:
         return trajectories
 
     async def _stream(
-        self, todo: Sequence[tuple[HasId, Attempt]], one: Callable[[HasId, Attempt], asyncio.Future[None]]
+        self, todo: Sequence[tuple[HasId, Attempt]], one: Callable[[HasId, Attempt], Awaitable[None]]
     ) -> None:
         waiting = iter(todo)
 
