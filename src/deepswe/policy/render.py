@@ -1,0 +1,188 @@
+"""Messages to tokens through a model's own chat template, each text tokenised exactly once.
+
+The stream of a trajectory is: the opening (the templated conversation with the generation prompt), a sampled turn, an
+observation, a sampled turn, ... An observation is what the template puts between the end of one assistant turn and the
+start of the next. It is found by rendering a dummy conversation whose assistant turn is a marker and taking the text
+after the marker, so that a template which rewrites earlier turns (Qwen3 drops their thinking) still gives it: the
+stream keeps every sampled token as it was sampled.
+
+A special token that is spelled out in a message or an observation ("<|im_end|>" in a file that the agent reads) is
+tokenised as plain text: nothing but the template can end a turn or start one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from deepswe.errors import PolicyError, boundary
+from deepswe.policy.base import ObservationRole
+from deepswe.types import Message
+
+_MARKER = "\ue0f1turn\ue0f2"
+_PROBE = "\ue0f1text\ue0f2"
+_THOUGHT = "\ue0f1thought\ue0f2"
+
+
+class Renderer:
+    """Renders for one tokenizer with a chat template.
+
+    Args:
+        tokenizer: a `transformers.PreTrainedTokenizerFast` whose `chat_template` is set.
+        strict: refuse a template that rewrites earlier turns, such as one that drops their thinking. Otherwise the
+            stream keeps what the template would have dropped (see `rewrites_history`).
+
+    Raises:
+        PolicyError: there is no template, it refuses a conversation of system, user and assistant turns, it changes
+            the text of a turn, or its turns do not end in a single special token.
+    """
+
+    def __init__(self, tokenizer: Any, *, strict: bool = False) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise PolicyError("the tokenizer has no chat template; set model.chat_template in the recipe")
+        self._tokenizer = tokenizer
+        self._special: dict[str, int] = {
+            str(token): int(token_id)
+            for token_id, token in tokenizer.added_tokens_decoder.items()
+            if token.special and str(token)
+        }
+        longest_first = sorted(self._special, key=len, reverse=True)
+        self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._turn_end, self._stop = self._find_turn_end()
+        self._frames: dict[ObservationRole, tuple[str, str]] = {"user": self._frame("user")}
+        self.rewrites_history = not self._keeps_thinking()
+        """Whether the template itself would drop the thinking of earlier turns; the stream never does."""
+        if strict and self.rewrites_history:
+            raise PolicyError(
+                "the chat template drops the thinking (<think>...</think>) of earlier assistant turns, so no "
+                "append-only stream equals it; use a template that keeps it, or allow it with strict=False"
+            )
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """The id with which the template ends an assistant turn, and the tokenizer's end-of-sequence id if any."""
+        eos = self._tokenizer.eos_token_id
+        return frozenset({self._stop} if eos is None else {self._stop, int(eos)})
+
+    def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The templated conversation with the generation prompt.
+
+        Raises:
+            PolicyError: the template refuses the conversation or drops the text of a message.
+        """
+        masked, hidden = self._mask_all([message.content for message in messages])
+        rendered = self._render([(message.role, text) for message, text in zip(messages, masked, strict=True)])
+        return self._encode_masked(rendered, hidden)
+
+    def observation(self, text: str, *, role: ObservationRole = "user", truncated: bool = False) -> tuple[int, ...]:
+        """What the template puts between the end of a turn and the start of the next, around `text`.
+
+        Args:
+            text: what the environment answered.
+            role: "tool" needs a template that knows it.
+            truncated: the sampled turn did not end in a stop token; the tokens then begin with the end of that turn.
+
+        Raises:
+            PolicyError: the template refuses the role.
+        """
+        (masked,), hidden = self._mask_all([text])
+        _, after = self._split_after_turn(self._render([("user", "."), ("assistant", _MARKER), (role, masked)]))
+        return (self._turn_end if truncated else ()) + self._encode_masked(after, hidden)
+
+    def completion(self, text: str) -> tuple[int, ...]:
+        """The tokens of a scripted turn: its text, no special token read out of it, and the end of the turn."""
+        return (*self._encode_plain(text), *self._turn_end)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a sampled turn, without the stop token that ended it."""
+        kept = tokens[:-1] if tokens and tokens[-1] in self.stop_tokens else tokens
+        return self._text(kept)
+
+    def read_observation(self, tokens: Sequence[int]) -> str:
+        """The text of an observation, found between what the template puts around it.
+
+        Raises:
+            PolicyError: the tokens are none of an observation.
+        """
+        count = len(self._turn_end)
+        whole = self._text(tokens[count:] if tuple(tokens[:count]) == self._turn_end else tokens)
+        for role in ("tool", "user"):
+            before, after = self._frames.get(role) or self._frames.setdefault(role, self._frame(role))
+            if len(whole) >= len(before) + len(after) and whole.startswith(before) and whole.endswith(after):
+                return whole[len(before) : len(whole) - len(after)]
+        raise PolicyError(f"{whole[:80]!r} is no observation of this template; pass what observation() made")
+
+    def _find_turn_end(self) -> tuple[tuple[int, ...], int]:
+        lead, _ = self._split_after_turn(self._render([("user", "."), ("assistant", _MARKER), ("user", ".")]))
+        tokens = self._encode(lead)
+        return tokens, tokens[-1]
+
+    def _split_after_turn(self, rendered: str) -> tuple[str, str]:
+        """Split the text after the marked turn: up to and with its stop token, and the rest."""
+        _, found, after = rendered.partition(_MARKER)
+        if not found:
+            raise PolicyError("the chat template drops or changes the text of an assistant turn; use another template")
+        end = self._special_pattern.search(after)
+        if end is None:
+            raise PolicyError(
+                f"the chat template ends a turn with {after[:20]!r}, which holds no special token; a turn must end in "
+                "a single special token (known: " + ", ".join(sorted(self._special)) + ")"
+            )
+        return after[: end.end()], after[end.end() :]
+
+    def _frame(self, role: ObservationRole) -> tuple[str, str]:
+        _, after = self._split_after_turn(self._render([("user", "."), ("assistant", _MARKER), (role, _PROBE)]))
+        before, found, rest = after.partition(_PROBE)
+        if not found:
+            raise PolicyError(f"the chat template drops the text of a {role!r} message; use another role or template")
+        return before, rest
+
+    def _keeps_thinking(self) -> bool:
+        turn = f"<think>\n{_THOUGHT}\n</think>\n\n{_MARKER}"
+        return _THOUGHT in self._render([("user", "."), ("assistant", turn), ("user", ".")])
+
+    def _render(self, messages: Sequence[tuple[str, str]]) -> str:
+        roles = ", ".join(role for role, _ in messages)
+        with boundary(f"policy.render: the chat template refuses the roles {roles}", PolicyError):
+            rendered = self._tokenizer.apply_chat_template(
+                [{"role": role, "content": content} for role, content in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        return str(rendered)
+
+    def _mask_all(self, texts: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Put a placeholder for each special token that a text spells out; return the texts and what was replaced."""
+        hidden: list[str] = []
+
+        def mask(found: re.Match[str]) -> str:
+            hidden.append(found.group())
+            return f"\ue0f3{len(hidden) - 1}\ue0f4"
+
+        return [self._special_pattern.sub(mask, text) for text in texts], hidden
+
+    def _encode_masked(self, rendered: str, hidden: Sequence[str]) -> tuple[int, ...]:
+        if not hidden:
+            return self._encode(rendered)
+        tokens: tuple[int, ...] = ()
+        for index, piece in enumerate(re.split("\ue0f3([0-9]+)\ue0f4", rendered)):
+            if index % 2 and int(piece) < len(hidden):
+                tokens += self._encode_plain(hidden[int(piece)])
+            else:
+                tokens += self._encode(piece)
+        return tokens
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        with boundary("policy.render", PolicyError):
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _encode_plain(self, text: str) -> tuple[int, ...]:
+        with boundary("policy.render", PolicyError):
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        with boundary("policy.render", PolicyError):
+            return str(
+                self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            )
