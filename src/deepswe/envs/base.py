@@ -83,6 +83,14 @@ class Suite(Protocol):
         """A new environment for one attempt."""
         ...
 
+    def rehearse(self, task: Any, *, seed: int) -> Environment:
+        """A new environment whose observations are those of `open`, but which need not grade; it may be cheaper."""
+        ...
+
+    def corpus(self) -> Iterator[str]:
+        """Texts of the training tasks from which a tokenizer can be trained; empty if there are none to give."""
+        ...
+
     def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
         """Completions of a reference solver, turn by turn, for imitation; None when there is no solver.
 

@@ -56,7 +56,10 @@ async def run_attempt(
             async with asyncio.timeout(rollout.start_timeout_s):
                 messages = await env.start()
         record.append(TokenSpan(renderer.opening(messages), sampled=False))
-        reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
+        try:
+            reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
+        finally:
+            await policy.release(attempt.name)
         with boundary("environment.finish", EnvironmentFault):
             async with asyncio.timeout(rollout.grading_timeout_s):
                 verdict = await env.finish()
@@ -67,7 +70,6 @@ async def run_attempt(
         error = str(failure)
         grade = Ungraded(error, failure.place or "rollout")
     finally:
-        await policy.release(attempt.name)
         await env.close()
     return Trajectory(
         task_id=attempt.task_id,

@@ -27,8 +27,9 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """What the engine knows the trajectory by."""
-        return f"{self.phase}/{self.step:06d}/{self.task_id}/{self.attempt:04d}"
+        """What the engine knows the trajectory by; a retry is another trajectory to it."""
+        again = f"~{self.retries}" if self.retries else ""
+        return f"{self.phase}/{self.step:06d}/{self.task_id}/{self.attempt:04d}{again}"
 
 
 def derive_seed(*parts: int | str) -> int:

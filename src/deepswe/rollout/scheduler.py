@@ -12,6 +12,7 @@ from deepswe.errors import RunError
 from deepswe.policy.base import Policy, Renderer
 from deepswe.rollout.agent import run_attempt
 from deepswe.rollout.attempt import Attempt, derive_seed
+from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
 
 
@@ -49,8 +50,7 @@ class Scheduler:
 
     Args:
         concurrency: attempts in flight at once.
-        lockstep: run the attempts in fixed waves of `concurrency` and have the engine batch each wave in a fixed
-            order, so that the same seed gives the same numbers to the last digit.
+        seed: of the run; each attempt's own seed derives from it.
     """
 
     def __init__(
@@ -63,11 +63,10 @@ class Scheduler:
         agent: AgentConfig,
         concurrency: int,
         seed: int,
-        lockstep: bool = False,
     ) -> None:
         self._suite, self._policy, self._renderer = suite, policy, renderer
         self._rollout, self._agent = rollout, agent
-        self._concurrency, self._seed, self._lockstep = concurrency, seed, lockstep
+        self._concurrency, self._seed = concurrency, seed
 
     async def collect(
         self,
@@ -95,13 +94,8 @@ class Scheduler:
             record(trajectory)
             done[attempt.task_id, attempt.attempt] = trajectory
 
-        if self._lockstep:
-            for begin in range(0, len(todo), self._concurrency):
-                wave = todo[begin : begin + self._concurrency]
-                async with self._policy.cohort([attempt.name for _, attempt in wave]), asyncio.TaskGroup() as group:
-                    for task, attempt in wave:
-                        group.create_task(one(task, attempt))
-        else:
+        names = [attempt.name for _, attempt in todo]
+        async with self._policy.cohort(names, width=self._concurrency):
             await self._stream(todo, one)
         trajectories = tuple(done[attempt.task_id, attempt.attempt] for _, attempt in plan)
         failed = [t for t in trajectories if t.ending is Ending.ERROR]
@@ -134,3 +128,40 @@ class Scheduler:
             if trajectory.ending is not Ending.ERROR or attempt.retries >= self._rollout.max_retries:
                 return trajectory
             attempt = replace(attempt, retries=attempt.retries + 1)
+
+
+async def collect_recorded(
+    scheduler: Scheduler,
+    store: TrajectoryStore,
+    batch: Batch,
+    *,
+    keep: bool,
+    on_done: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> tuple[Trajectory, ...]:
+    """A batch, from the store where it is committed, else made and committed.
+
+    Args:
+        keep: take up what a killed process had finished of this batch. False makes the whole batch anew, which
+            lock-step needs, because the numbers depend on who shares a forward pass.
+        on_done: called for each trajectory when it is recorded, or found recorded.
+
+    Raises:
+        RunError, StoreError: as `Scheduler.collect` and `TrajectoryStore`.
+    """
+    found = store.committed(batch.phase, batch.step)
+    if found is not None:
+        for trajectory in found:
+            on_done(trajectory)
+        return found
+    segment, known = store.begin(batch.phase, batch.step, keep=keep)
+    for trajectory in known:
+        on_done(trajectory)
+
+    def record(trajectory: Trajectory) -> None:
+        segment.append(trajectory)
+        on_done(trajectory)
+
+    with segment:
+        trajectories = await scheduler.collect(batch, known=known, record=record)
+        segment.commit()
+    return tuple(sorted(trajectories, key=lambda trajectory: trajectory.key))

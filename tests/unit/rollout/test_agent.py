@@ -1,0 +1,169 @@
+"""The loop ends in every way of law 2, keeps the stream exact, and always releases what it took."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from deepswe.config import AgentConfig, RolloutConfig
+from deepswe.errors import PolicyError
+from deepswe.policy.base import Completion, Sampling
+from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
+from deepswe.rollout.agent import run_attempt
+from deepswe.rollout.attempt import Attempt
+from deepswe.types import Ending, Graded, Trajectory, Ungraded
+from tests.unit.rollout.guessing import Guessing, Number
+
+ATTEMPT = Attempt("n", 0, "train", 0, seed=1, temperature=1.0)
+
+
+class Watched(ScriptedPolicy):
+    """A scripted policy that remembers the streams it was given and the names it was told to release."""
+
+    def __init__(self, turns: Sequence[str], *, finish: str = "", delay_s: float = 0.0) -> None:
+        super().__init__(ByteRenderer(), lambda name: iter(turns))
+        self.streams: list[tuple[int, ...]] = []
+        self.released: list[str] = []
+        self._finish, self._delay_s = finish, delay_s
+
+    async def generate(
+        self, trajectory: str, stream: Sequence[int], sampling: Sampling, *, timeout_s: float
+    ) -> Completion:
+        self.streams.append(tuple(stream))
+        await asyncio.sleep(self._delay_s)
+        if self._finish == "timeout":
+            return Completion((1, 2), (0.0, 0.0), "timeout", 0)
+        return await super().generate(trajectory, stream, sampling, timeout_s=timeout_s)
+
+    async def release(self, trajectory: str) -> None:
+        self.released.append(trajectory)
+        await super().release(trajectory)
+
+
+def attempt(env: Guessing, policy: ScriptedPolicy, **limits: Any) -> Trajectory:
+    return asyncio.run(
+        run_attempt(env, policy, ByteRenderer(), ATTEMPT, rollout=RolloutConfig(**limits), agent=AgentConfig())
+    )
+
+
+def test_a_submission_is_graded_and_its_stream_is_what_the_engine_saw() -> None:
+    env, policy = Guessing(Number("n")), Watched(["3", "7"])
+    trajectory = attempt(env, policy)
+    assert trajectory.ending is Ending.SUBMITTED
+    assert trajectory.grade == Graded(1.0)
+    assert trajectory.artifact == "patch"
+    stream = [token for span in trajectory.spans for token in span.tokens]
+    assert tuple(stream[: len(policy.streams[1])]) == policy.streams[1]
+    assert [span.sampled for span in trajectory.spans] == [False, True, False, True]
+    sampled = [ByteRenderer().decode(span.tokens) for span in trajectory.spans if span.sampled]
+    assert sampled == ["3", "7"]
+    assert [step.observation for step in trajectory.steps] == ["too low", ""]
+    assert env.log == ["start", "act 3", "act 7", "finish", "close"]
+    assert policy.released == [ATTEMPT.name]
+
+
+def test_the_last_allowed_turn_without_submission_is_max_steps_and_still_graded() -> None:
+    trajectory = attempt(Guessing(Number("n")), Watched(["1", "2", "7"]), max_steps=2)
+    assert trajectory.ending is Ending.MAX_STEPS
+    assert trajectory.grade == Graded(0.0)
+    assert trajectory.spans[-1].sampled
+
+
+def test_a_turn_cut_by_the_context_is_max_context_and_not_carried_out() -> None:
+    env = Guessing(Number("n"))
+    trajectory = attempt(env, Watched(["x" * 100]), max_tokens=40, max_turn_tokens=40)
+    assert trajectory.ending is Ending.MAX_CONTEXT
+    assert trajectory.length == 40
+    assert env.log == ["start", "finish", "close"]
+
+
+def test_a_turn_cut_by_its_own_limit_is_carried_out_and_closed_by_an_unsampled_token() -> None:
+    env = Guessing(Number("n"))
+    trajectory = attempt(env, Watched(["xxxxxxxx", "7"]), max_turn_tokens=4)
+    assert env.log[1] == "act xxxx"
+    assert trajectory.ending is Ending.SUBMITTED
+    closing = trajectory.spans[2]
+    assert not closing.sampled
+    assert closing.tokens[0] in ByteRenderer.stop_tokens
+
+
+def test_an_observation_that_does_not_fit_is_max_context() -> None:
+    trajectory = attempt(Guessing(Number("n")), Watched(["1", "7"]), max_tokens=15, max_turn_tokens=15)
+    assert trajectory.ending is Ending.MAX_CONTEXT
+    assert trajectory.length <= 15
+
+
+def test_a_late_engine_is_generation_timeout_and_its_tokens_are_kept() -> None:
+    trajectory = attempt(Guessing(Number("n")), Watched([], finish="timeout"))
+    assert trajectory.ending is Ending.GENERATION_TIMEOUT
+    assert trajectory.spans[-1].tokens == (1, 2)
+    assert isinstance(trajectory.grade, Graded)
+
+
+def test_a_slow_environment_is_env_timeout() -> None:
+    env = Guessing(Number("n"), slow_s=0.1)
+    trajectory = attempt(env, Watched(["1"] * 50), trajectory_timeout_s=0.25)
+    assert trajectory.ending is Ending.ENV_TIMEOUT
+    assert env.log[-1] == "close"
+
+
+@pytest.mark.parametrize(
+    ("fail_in", "place"),
+    [
+        ("start", "environment.start"),
+        ("act", "environment.act"),
+        ("finish", "environment.finish"),
+        ("bug in act", "environment.act"),
+        ("grading", "grading"),
+    ],
+)
+def test_a_failure_is_an_error_without_a_reward_and_names_its_place(fail_in: str, place: str) -> None:
+    env, policy = Guessing(Number("n"), fail_in=fail_in), Watched(["7"])
+    trajectory = attempt(env, policy)
+    assert trajectory.ending is Ending.ERROR
+    assert isinstance(trajectory.grade, Ungraded)
+    assert trajectory.grade.place == place
+    assert trajectory.reward is None
+    assert env.log[-1] == "close"
+
+
+def test_a_broken_engine_is_an_error_of_the_policy() -> None:
+    def script(name: str) -> Iterator[str]:
+        raise PolicyError("no engine")
+
+    trajectory = attempt(Guessing(Number("n")), ScriptedPolicy(ByteRenderer(), script))
+    assert trajectory.ending is Ending.ERROR
+    assert isinstance(trajectory.grade, Ungraded)
+    assert "no engine" in trajectory.error
+
+
+def test_a_cancelled_attempt_closes_its_environment_and_releases_the_engine() -> None:
+    env, policy = Guessing(Number("n"), slow_s=60.0), Watched(["1", "7"])
+
+    async def main() -> None:
+        task = asyncio.create_task(
+            run_attempt(env, policy, ByteRenderer(), ATTEMPT, rollout=RolloutConfig(), agent=AgentConfig())
+        )
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert env.log == ["start", "act 1", "close"]
+    assert policy.released == [ATTEMPT.name]
+
+
+def test_steps_remaining_is_said_where_the_recipe_asks_for_it() -> None:
+    trajectory = asyncio.run(
+        run_attempt(
+            Guessing(Number("n")),
+            Watched(["1", "7"]),
+            ByteRenderer(),
+            ATTEMPT,
+            rollout=RolloutConfig(max_steps=5),
+            agent=AgentConfig(steps_remaining=True),
+        )
+    )
+    assert trajectory.steps[0].observation == "too low\nSteps Remaining: 4"
