@@ -1,0 +1,70 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepswe.algorithms.packing import collate, make_sample, padding_share, split_by_tokens
+from deepswe.types import Ending, Graded, TokenSpan, Trajectory
+
+
+def trajectory(*spans: TokenSpan) -> Trajectory:
+    return Trajectory("task", 0, "train", 0, spans, (), Ending.SUBMITTED, Graded(1.0))
+
+
+PROMPT = TokenSpan((10, 11, 12), False)
+ACTION = TokenSpan((20, 21), True, (-0.5, -0.25))
+ANSWER = TokenSpan((30,), False)
+LAST = TokenSpan((40,), True, (-2.0,))
+
+
+def test_a_sample_is_the_stream_with_only_sampled_tokens_in_the_loss():
+    sample = make_sample(trajectory(PROMPT, ACTION, ANSWER, LAST), 0.5)
+    assert sample.tokens_L.tolist() == [10, 11, 12, 20, 21, 30, 40]
+    assert sample.mask_L.tolist() == [False, False, False, True, True, False, True]
+    assert sample.sampler_logp_L.tolist() == [0, 0, 0, -0.5, -0.25, 0, -2.0]
+    assert (sample.length, sample.trained, sample.advantage) == (7, 3, 0.5)
+
+
+def test_tokens_after_the_last_trained_one_are_not_computed():
+    assert make_sample(trajectory(PROMPT, ACTION, ANSWER), 0.5).length == 5
+
+
+def test_language_modelling_trains_every_token_but_the_first():
+    sample = make_sample(trajectory(PROMPT, ACTION, ANSWER), 1.0, all_tokens=True)
+    assert sample.mask_L.tolist() == [False] + [True] * 5
+
+
+def test_a_sampled_first_token_has_nothing_to_predict_it():
+    assert make_sample(trajectory(ACTION), 1.0).mask_L.tolist() == [False, True]
+
+
+def test_collate_pads_on_the_right_and_lists_trained_tokens_row_by_row():
+    short, long = make_sample(trajectory(PROMPT, LAST), -1.0), make_sample(trajectory(PROMPT, ACTION, ANSWER, LAST), 2)
+    batch = collate([long, short])
+    assert batch.tokens_BT.tolist() == [[10, 11, 12, 20, 21, 30, 40], [10, 11, 12, 40, 0, 0, 0]]
+    assert batch.tokens_BT[batch.mask_BT].tolist() == [20, 21, 40, 40]
+    assert batch.sampler_logp_N.tolist() == [-0.5, -0.25, -2.0, -2.0]
+    assert batch.advantage_N.tolist() == [2, 2, 2, -1]
+    assert batch.row_N.tolist() == [0, 0, 0, 1]
+    assert batch.tokens_BT.dtype == torch.int64
+
+
+def test_split_sorts_by_length_under_the_budget():
+    assert split_by_tokens([3, 10, 4, 9], 20) == [[1, 3], [2, 0]]
+
+
+def test_a_sample_over_the_budget_is_alone():
+    assert split_by_tokens([50, 2, 2], 10) == [[0], [1, 2]]
+
+
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 300))
+def test_split_is_a_partition_within_budget(lengths, budget):
+    batches = split_by_tokens(lengths, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        assert len(batch) == 1 or len(batch) * max(lengths[index] for index in batch) <= budget
+
+
+def test_padding_share_by_hand():
+    assert padding_share([3, 1], [[0, 1]]) == pytest.approx(1 - 4 / 6)
+    assert padding_share([], []) == 0.0
