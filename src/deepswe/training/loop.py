@@ -1,0 +1,163 @@
+"""The training loop: rollouts, groups, an update, a row of metrics, now and then an evaluation and a checkpoint.
+
+Exact resume: which tasks a step attempts and every seed are pure functions of the recipe and the step, and a step's
+trajectories are committed before its update. So after a kill the loop goes back to the last checkpoint and repeats only
+updates, on the recorded trajectories; at most the batch in flight is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from deepswe.config import Recipe
+from deepswe.envs.base import HasId
+from deepswe.errors import ConfigError
+from deepswe.rollout.attempt import derive_seed
+from deepswe.rollout.group import Group, form_groups
+from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
+from deepswe.rollout.store import TrajectoryStore
+from deepswe.training.learner import Learner
+from deepswe.training.metrics import MetricsLog, Row
+from deepswe.training.progress import Progress
+from deepswe.types import Ending, Trajectory
+
+PHASE = "train"
+
+Evaluate = Callable[[str, int], Awaitable[None]]
+"""Evaluates the policy as it is: (name, step)."""
+
+
+class Versioned(Protocol):
+    """What the loop tells an engine after an update."""
+
+    version: int
+
+
+class SaveCheckpoint(Protocol):
+    """Saves the learner's state after `step` steps."""
+
+    def __call__(self, step: int) -> None: ...
+
+
+def choose_tasks(tasks: Sequence[HasId], *, count: int, step: int, seed: int) -> tuple[HasId, ...]:
+    """The tasks of one step: each epoch is a new permutation, cut into whole batches; a pure function of the step.
+
+    Raises:
+        ConfigError: there are fewer tasks than a batch needs.
+    """
+    if count > len(tasks):
+        raise ConfigError(f"rollout.tasks_per_step is {count}, but there are only {len(tasks)} training tasks")
+    batches = len(tasks) // count
+    epoch, position = divmod(step, batches)
+    order = list(range(len(tasks)))
+    random.Random(derive_seed(seed, "order", epoch)).shuffle(order)
+    return tuple(tasks[index] for index in order[position * count : (position + 1) * count])
+
+
+class TrainingLoop:
+    """Runs the steps of a recipe from wherever the run directory is."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        tasks: Sequence[HasId],
+        *,
+        scheduler: Scheduler,
+        learner: Learner,
+        engine: Versioned,
+        store: TrajectoryStore,
+        metrics: MetricsLog,
+        progress: Progress,
+        evaluate: Evaluate,
+        save: SaveCheckpoint,
+    ) -> None:
+        self._recipe, self._tasks = recipe, tasks
+        self._scheduler, self._learner, self._engine = scheduler, learner, engine
+        self._store, self._metrics, self._progress = store, metrics, progress
+        self._evaluate, self._save = evaluate, save
+
+    async def run(self, start: int) -> int:
+        """Train from step `start` to the end of the recipe or its time limit; returns the number of steps taken."""
+        config, every = self._recipe.training, self._recipe.evaluation.every
+        self._progress.begin("training", config.steps)
+        self._progress.advance(start)
+        spent = sum(row["seconds"] for row in self._metrics.find("train") if row["step"] <= start)
+        saved = step = start
+        while step < config.steps and not 0 < config.time_limit_s <= spent:
+            row = await self._step(step)
+            step += 1
+            spent += row["seconds"]
+            self._progress.advance(1, note=_note(row))
+            if step % config.checkpoint_every == 0:
+                self._save(step)
+                saved = step
+            if every and step % every == 0 and step < config.steps:
+                await self._evaluate("step", step)
+        if saved != step:
+            self._save(step)
+        return step
+
+    async def _step(self, step: int) -> Row:
+        rollout = self._recipe.rollout
+        tasks = choose_tasks(self._tasks, count=rollout.tasks_per_step, step=step, seed=self._recipe.run.seed)
+        batch = Batch(PHASE, step, tasks, rollout.group_size, rollout.temperature)
+        begun = time.monotonic()
+        trajectories = await collect_recorded(
+            self._scheduler, self._store, batch, keep=not self._recipe.run.deterministic
+        )
+        rollout_s = time.monotonic() - begun
+        groups = form_groups(trajectories)
+        # A thread, so that the event loop goes on; nothing else touches the model until it is done.
+        update = await asyncio.to_thread(self._learner.update, [group.trajectories for group in groups])
+        self._engine.version = self._learner.version
+        row = {
+            "kind": "train",
+            "step": step + 1,
+            **batch_metrics(groups),
+            **{name: value for name, value in update.items() if name != "seconds"},
+            "rollout_s": rollout_s,
+            "learner_s": update["seconds"],
+            "seconds": time.monotonic() - begun,
+            "time_s": time.time(),
+        }
+        written = self._metrics.write(row)
+        # A row that an earlier process wrote stands, with the seconds that it took then.
+        return row if written else self._metrics.find("train", step=step + 1)[0]
+
+
+def batch_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """What a batch was like, before any filter.
+
+    Returns:
+        reward_mean (over the graded trajectories; 0 where there are none) and graded (how many); solved_all,
+        solved_none and solved_some (groups); length_mean and sampled_mean (tokens); steps_mean (turns); retries; and
+        a count "ending/..." for each ending.
+    """
+    trajectories = [t for group in groups for t in group.trajectories]
+    rewards = [t.reward for t in trajectories if t.reward is not None]
+    verdicts = [group.rewards for group in groups if group.rewards]
+    return {
+        "reward_mean": math.fsum(rewards) / len(rewards) if rewards else 0.0,
+        "graded": len(rewards),
+        "solved_all": sum(min(rewards) >= 1.0 for rewards in verdicts),
+        "solved_none": sum(max(rewards) < 1.0 for rewards in verdicts),
+        "solved_some": sum(min(rewards) < 1.0 <= max(rewards) for rewards in verdicts),
+        "length_mean": _mean(trajectories, lambda t: t.length),
+        "sampled_mean": _mean(trajectories, lambda t: t.sampled_length),
+        "steps_mean": _mean(trajectories, lambda t: len(t.steps)),
+        "retries": sum(t.retries for t in trajectories),
+        **{f"ending/{ending}": sum(t.ending is ending for t in trajectories) for ending in Ending},
+    }
+
+
+def _mean(trajectories: Sequence[Trajectory], value: Callable[[Trajectory], float]) -> float:
+    return math.fsum(value(t) for t in trajectories) / len(trajectories)
+
+
+def _note(row: Row) -> str:
+    return f"reward {row['reward_mean']:.2f}  entropy {row['entropy']:.2f}  {row['seconds']:.0f} s/step"
