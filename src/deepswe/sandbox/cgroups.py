@@ -1,0 +1,232 @@
+"""Control groups: the bounds on memory, processes and CPU of one sandbox, where this process may make groups.
+
+Version 1 gets one directory per controller, under this process's own group of that controller. Version 2 gets one
+directory, under this process's own group or, since a group with processes cannot have limited children, under its
+parent. Where neither can be written, resource limits take over (see `namespaces`).
+
+A directory's name starts with its owner's process id and start time, so that a later owner can tell what is left over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepswe.sandbox.base import Limits
+
+PREFIX = "deepswe-"
+CONTROLLERS = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+_WITH_SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+"""Files that exist only where the kernel accounts for swap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The directories of one sandbox, empty where there are none."""
+
+    directories: tuple[Path, ...] = ()
+
+    @property
+    def entrances(self) -> tuple[str, ...]:
+        """The files through which a process enters."""
+        return tuple(str(directory / "cgroup.procs") for directory in self.directories)
+
+
+def start_time(pid: int) -> int:
+    """Clock ticks from boot to the start of a process; 0 if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()
+    return int(fields[19]) if fields[0] not in ("Z", "X") else 0
+
+
+def owner_tag() -> str:
+    """This process, as a part of a name."""
+    return f"{os.getpid()}-{start_time(os.getpid())}"
+
+
+def is_abandoned(name: str) -> bool:
+    """Whether `name` has our prefix and an owner tag whose owner is dead."""
+    parts = name.removeprefix(PREFIX).split("-")
+    if not name.startswith(PREFIX) or len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return False
+    return start_time(int(parts[0])) != int(parts[1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    root: str
+    point: Path
+    version: int
+    controllers: frozenset[str]
+
+
+def _mounts(mountinfo: str) -> Iterator[_Mount]:
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            fields = left.split(" ")
+            names = frozenset(options.rpartition(" ")[2].split(",")) if kind == "cgroup" else frozenset()
+            yield _Mount(fields[3], Path(fields[4]), 2 if kind == "cgroup2" else 1, names)
+
+
+def _own_paths(cgroup: str) -> dict[str, str]:
+    """Controller -> this process's group; "" is version 2."""
+    own = {}
+    for line in cgroup.splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            own[name] = path
+    return own
+
+
+def _directory(mount: _Mount, path: str) -> Path:
+    inside = path if mount.root == "/" else path.removeprefix(mount.root)
+    return mount.point / inside.lstrip("/")
+
+
+class Cgroups:
+    """The place for our groups on this host, and the groups in it. One per pool.
+
+    Groups are used again: making and removing one costs more than the rest of a sandbox's bookkeeping.
+    """
+
+    def __init__(self, proc: Path = Path("/proc/self"), tag: str = "") -> None:
+        """Find out what can be limited.
+
+        Args:
+            proc: where `cgroup` and `mountinfo` are read.
+            tag: the owner's; this process's if empty.
+        """
+        self._tag = tag or owner_tag()
+        self._made = 0
+        self._free: dict[Limits, list[Group]] = {}
+        self.version, self.parents = _find(proc)
+
+    def enforced(self) -> Mapping[str, str]:
+        """Limit name -> "cgroup v1" or "cgroup v2", for those that are."""
+        names = {"memory": "memory_mib", "pids": "pids", "cpu": "cpus"}
+        return {names[controller]: f"cgroup v{self.version}" for controller in self.parents}
+
+    def take(self, limits: Limits) -> Group:
+        """An empty group with these limits.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        waiting = self._free.get(limits)
+        if waiting:
+            return waiting.pop()
+        self._made += 1
+        name = f"{PREFIX}{self._tag}-{self._made}"
+        directories: list[Path] = []
+        try:
+            for parent in dict.fromkeys(self.parents.values()):
+                directory = parent / name
+                directory.mkdir()
+                directories.append(directory)
+            for controller, parent in self.parents.items():
+                for file, value in _settings(self.version, controller, limits).items():
+                    if file not in _WITH_SWAP or (parent / name / file).exists():
+                        (parent / name / file).write_text(value)
+        except OSError:
+            remove(Group(tuple(directories)))
+            raise
+        return Group(tuple(directories))
+
+    def give(self, group: Group, limits: Limits) -> None:
+        """Take a group back whose processes have all ended."""
+        self._free.setdefault(limits, []).append(group)
+
+    def clear(self) -> None:
+        """Remove the groups that nobody uses."""
+        for groups in self._free.values():
+            for group in groups:
+                remove(group)
+        self._free.clear()
+
+    def reap(self) -> int:
+        """Remove what dead owners left; returns the number of directories removed."""
+        count = 0
+        for parent in dict.fromkeys(self.parents.values()):
+            for directory in list(parent.iterdir()):
+                if is_abandoned(directory.name):
+                    count += remove(Group((directory,)))
+        return count
+
+
+def remove(group: Group) -> bool:
+    """Remove a group's directories; False if one still has processes or cannot be removed."""
+    done = True
+    for directory in group.directories:
+        try:
+            directory.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            done = False
+    return done
+
+
+def _settings(version: int, controller: str, limits: Limits) -> dict[str, str]:
+    memory = str(limits.memory_mib << 20)
+    quota = str(int(limits.cpus * _PERIOD_US))
+    if version == 1:
+        return {
+            "memory": {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
+            "pids": {"pids.max": str(limits.pids)},
+            "cpu": {"cpu.cfs_period_us": str(_PERIOD_US), "cpu.cfs_quota_us": quota},
+        }[controller]
+    return {
+        "memory": {"memory.max": memory, "memory.swap.max": "0"},
+        "pids": {"pids.max": str(limits.pids)},
+        "cpu": {"cpu.max": f"{quota} {_PERIOD_US}"},
+    }[controller]
+
+
+def _find(proc: Path) -> tuple[int, dict[str, Path]]:
+    """The version and, per controller that can be used, the directory in which groups are made."""
+    try:
+        own = _own_paths((proc / "cgroup").read_text())
+        mounts = list(_mounts((proc / "mountinfo").read_text()))
+    except OSError:
+        return 0, {}
+    first: dict[str, Path] = {}
+    for mount in mounts:
+        for controller in CONTROLLERS:
+            if mount.version == 1 and controller in mount.controllers and controller in own:
+                directory = _directory(mount, own[controller])
+                if controller not in first and os.access(directory, os.W_OK | os.X_OK):
+                    first[controller] = directory
+    if first:
+        return 1, first
+    for mount in mounts:
+        if mount.version == 2 and "" in own:
+            base = _directory(mount, own[""])
+            for directory in (base, base.parent) if base != mount.point else (base,):
+                usable = _delegated(directory)
+                if usable:
+                    return 2, dict.fromkeys(usable, directory)
+    return 0, {}
+
+
+def _delegated(directory: Path) -> list[str]:
+    """The controllers that groups made in a version 2 directory can use."""
+    control = directory / "cgroup.subtree_control"
+    writable = all(os.access(path, os.W_OK) for path in (directory, directory / "cgroup.procs"))
+    if not writable or not control.exists():
+        return []
+    for controller in CONTROLLERS:
+        if controller not in control.read_text().split():
+            try:
+                control.write_text(f"+{controller}")
+            except OSError:
+                continue
+    active = control.read_text().split()
+    return [controller for controller in CONTROLLERS if controller in active]

@@ -1,0 +1,178 @@
+"""The launcher: one small process per pool that starts and ends sandboxes for the supervisor.
+
+The supervisor may be a large process with an event loop that must not stall; forking it, or moving a process between
+control groups, would. So it asks this process, started once as `python -I -S -E launcher.py`, over descriptor 3
+(a SEQPACKET socket, JSON messages, one descriptor passed per start).
+
+It lives in a mount namespace of its own (with a user namespace of its own for a plain user), in which each sandbox's
+writable files get a size-limited tmpfs; a mount thus cannot outlive the process that made it. It watches the supervisor
+through a pidfd: when that dies, by whatever signal, it ends, and with it every bubblewrap (`--die-with-parent`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+CONTROL = 3
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
+MESSAGE_BYTES = 1 << 20
+TAIL_BYTES = 2000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
+    """mount(2)."""
+    result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _check(result, f"mount {kind} on {target}")
+
+
+def enter_namespaces() -> None:
+    """Get a private mount namespace; where that is not allowed directly, inside a new user namespace."""
+    try:
+        unshare(CLONE_NEWNS)
+    except PermissionError:
+        uid, gid = os.getuid(), os.getgid()
+        unshare(CLONE_NEWUSER | CLONE_NEWNS)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+    mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+
+
+def _write(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+class Launcher:
+    """The loop: requests from the supervisor, ends of sandboxes, the end of the supervisor."""
+
+    def __init__(self, supervisor: int) -> None:
+        """Watch process `supervisor`."""
+        self.socket = socket.socket(fileno=CONTROL)
+        self.poll = select.poll()
+        self.poll.register(CONTROL, select.POLLIN)
+        self.watch = os.pidfd_open(supervisor)
+        self.poll.register(self.watch, select.POLLIN)
+        self.alive: dict[int, tuple[str, int, int]] = {}
+        """pidfd -> name, process, descriptor of its stderr."""
+
+    def run(self) -> None:
+        """Serve until the supervisor is gone."""
+        while True:
+            for descriptor, _ in self.poll.poll():
+                if descriptor == self.watch or (descriptor == CONTROL and not self.receive()):
+                    return
+                if descriptor in self.alive:
+                    self.ended(descriptor)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Tell the supervisor."""
+        self.socket.sendall(json.dumps(message).encode())
+
+    def receive(self) -> bool:
+        """Act on one request; False if the supervisor is gone."""
+        data, descriptors, _, _ = socket.recv_fds(self.socket, MESSAGE_BYTES, 1)
+        if not data:
+            return False
+        request = json.loads(data)
+        if request["op"] == "start":
+            self.start(request, descriptors[0])
+        elif request["op"] == "kill":
+            for name, process, _ in list(self.alive.values()):
+                if name == request["name"]:
+                    os.kill(process, signal.SIGKILL)
+        return True
+
+    def start(self, request: dict[str, Any], control: int) -> None:
+        """Fork one sandbox; `control` is its end of the supervisor's socket."""
+        errors = os.memfd_create("stderr")
+        try:
+            process = os.fork()
+            if process == 0:
+                become(request, control, errors)
+            descriptor = os.pidfd_open(process)
+        except OSError as error:
+            os.close(errors)
+            self.send({"name": request["name"], "status": 1, "stderr": f"launcher: {error}"})
+            return
+        finally:
+            os.close(control)
+        self.alive[descriptor] = (request["name"], process, errors)
+        self.poll.register(descriptor, select.POLLIN)
+
+    def ended(self, descriptor: int) -> None:
+        """Collect one sandbox and report."""
+        name, process, errors = self.alive.pop(descriptor)
+        self.poll.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(process, 0)
+        size = os.fstat(errors).st_size
+        tail = os.pread(errors, TAIL_BYTES, max(0, size - TAIL_BYTES))
+        os.close(errors)
+        self.send({"name": name, "status": status, "stderr": tail.decode("utf-8", "replace")})
+
+
+def become(request: dict[str, Any], control: int, errors: int) -> NoReturn:
+    """In the child: enter the control groups, make the writable tmpfs, turn into bubblewrap."""
+    try:
+        os.dup2(errors, 2)
+        for path in request["cgroups"]:
+            _write(path, "0")
+        unshare(CLONE_NEWNS)
+        mount("tmpfs", request["upper"], "tmpfs", MS_NOSUID | MS_NODEV, request["options"])
+        for name, mode in request["directories"]:
+            os.mkdir(os.path.join(request["upper"], name))
+            os.chmod(os.path.join(request["upper"], name), mode)
+        os.dup2(control, CONTROL)
+        os.set_inheritable(CONTROL, True)
+        rules = os.open(request["seccomp"], os.O_RDONLY)
+        os.dup2(rules, CONTROL + 1)
+        argv: list[str] = request["argv"]
+        os.execve(argv[0], argv, {})
+    except OSError as error:
+        os.write(2, f"launcher: {error}".encode())
+    os._exit(1)
+
+
+def main() -> None:
+    """Serve on descriptor 3 for the process named by the first argument."""
+    os.set_inheritable(CONTROL, False)
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, signal.SIG_IGN)
+    launcher = Launcher(int(sys.argv[1]))
+    try:
+        enter_namespaces()
+    except OSError as error:
+        launcher.send({"ready": False, "errno": error.errno or errno.EPERM, "error": str(error.strerror)})
+        return
+    launcher.send({"ready": True})
+    launcher.run()
+
+
+if __name__ == "__main__":
+    main()
