@@ -1,0 +1,119 @@
+"""The curves of a run as one PNG."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from deepswe.analysis.panels import Panel, Series, imitation_panels, run_panels
+from deepswe.analysis.record import RunRecord, read_run
+from deepswe.errors import RunError
+
+COLUMNS = 3
+INK, PALE = "#1f2933", "#d9dee3"
+COLOURS = ("#1f6f8b", "#c8553d", "#588157", "#8e6c8a", "#b08900", "#6b7280")
+
+
+def write_curves(run_dir: Path) -> Path:
+    """Draw `run_dir`/curves.png from its metrics.jsonl; the run may still be going on.
+
+    Returns:
+        The path of the picture.
+
+    Raises:
+        RunError: there is nothing to draw yet, a file is damaged, or the picture cannot be written.
+    """
+    run = read_run(run_dir)
+    figure = draw_curves(run)
+    path = run_dir / "curves.png"
+    part = run_dir / "curves.png.part"
+    try:
+        figure.savefig(part, format="png", dpi=110)
+        os.replace(part, path)
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def draw_curves(run: RunRecord) -> Figure:
+    """A figure with one axes per panel.
+
+    Raises:
+        RunError: the run has no row with anything to draw.
+    """
+    panels = (*run_panels(run), *imitation_panels(run))
+    if not panels:
+        raise RunError(f"{run.directory} has no metrics to draw yet; wait for the first step or evaluation")
+    columns = min(COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(5.0 * columns, 3.0 * rows + 0.6), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(_plain(run.name), x=0.01, ha="left", fontsize=15, fontweight="bold", color=INK)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    cells = [grid[row][column] for row in range(rows) for column in range(columns)]
+    for axes, panel in zip(cells, panels, strict=False):
+        _draw(axes, panel)
+    for axes in cells[len(panels) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    axes.set_xlabel(panel.unit, fontsize=8, color="#52606d")
+    if panel.stacked:
+        _draw_stack(axes, panel.series)
+    else:
+        for colour, series in zip(COLOURS, panel.series, strict=False):
+            _draw_series(axes, series, colour)
+    if panel.scale == "share":
+        axes.set_ylim(-0.02, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    elif panel.scale == "positive":
+        axes.set_ylim(bottom=0.0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.margins(x=0.02)
+    axes.grid(axis="y", color=PALE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8, colors="#52606d", length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(PALE)
+    if len(panel.series) > 1:
+        axes.legend(fontsize=8, frameon=panel.stacked, framealpha=0.8, loc="best")
+
+
+def _draw_series(axes: Axes, series: Series, colour: str) -> None:
+    label = _plain(series.label)
+    if series.band:
+        steps, lows, highs = zip(*series.band, strict=True)
+        axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        axes.vlines(steps, lows, highs, color=colour, alpha=0.6, linewidth=1.2)
+    steps, values = zip(*series.points, strict=True)
+    if series.marks or len(series.points) < 3:
+        axes.plot(steps, values, color=colour, marker="o", markersize=5, linewidth=1.8, label=label)
+        return
+    axes.plot(steps, values, color=colour, alpha=0.25, linewidth=0.9)
+    steps, values = zip(*series.smooth, strict=True)
+    axes.plot(steps, values, color=colour, linewidth=2.0, label=label)
+
+
+def _draw_stack(axes: Axes, stack: tuple[Series, ...]) -> None:
+    steps = [step for step, _ in stack[0].points]
+    heights = [[value for _, value in series.points] for series in stack]
+    labels = [_plain(series.label) for series in stack]
+    colours = [COLOURS[index % len(COLOURS)] for index in range(len(stack))]
+    if len(steps) == 1:
+        steps, heights = [steps[0] - 0.4, steps[0] + 0.4], [values * 2 for values in heights]
+    axes.stackplot(steps, *heights, labels=labels, colors=colours, alpha=0.85)
+
+
+def _plain(text: str) -> str:
+    """Text that matplotlib draws as it is: no mathematics, nothing that a font file cannot hold."""
+    return "".join(c if c.isprintable() and ord(c) < 0x2000 else "?" for c in text).replace("$", r"\$")[:80]
