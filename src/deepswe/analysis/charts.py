@@ -14,7 +14,7 @@ from deepswe.analysis.panels import Panel, Series
 WIDTH, HEIGHT = 360.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 8.0, 24.0
 COLOURS = 6
-ROW_HEIGHT, ROWS_TOP, LABEL_WIDTH, ROWS_WIDTH = 64.0, 6.0, 104.0, 720.0
+ROW_HEIGHT, ROWS_TOP, LABEL_WIDTH, ROWS_WIDTH, APART = 76.0, 6.0, 104.0, 720.0, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,26 +193,22 @@ def _before_after_row(
     label: str, before: tuple[float, float, float], after: tuple[float, float, float], top: float
 ) -> Markup:
     middle = top + ROW_HEIGHT / 2
+    upper, lower = middle - APART, middle + APART
     parts = [
         Markup('<text class="rowlabel" x="0" y="{:.1f}">{}</text>').format(middle + 5, harmless(label)),
-        Markup('<line class="move" x1="{:.1f}" x2="{:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>').format(
-            _across(before[0]), _across(after[0]), y=middle
+        Markup('<line class="move" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
+            _across(before[0]), upper, _across(after[0]), lower
         ),
     ]
-    for name, (mean, low, high), shift in (("before", before, -12), ("after", after, 12)):
+    for name, (mean, low, high), y, text_y in (
+        ("before", before, upper, upper - 13),
+        ("after", after, lower, lower + 21),
+    ):
         parts.append(
             Markup(
                 '<g class="{name}"><line class="interval" x1="{:.1f}" x2="{:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-                '<circle cx="{x:.1f}" cy="{y:.1f}" r="7"/>'
+                '<circle cx="{x:.1f}" cy="{y:.1f}" r="6.5"/>'
                 '<text class="value" x="{x:.1f}" y="{:.1f}" text-anchor="middle">{value}</text></g>'
-            ).format(
-                _across(low),
-                _across(high),
-                middle + (shift - 4 if shift < 0 else shift + 10),
-                name=name,
-                x=_across(mean),
-                y=middle,
-                value=f"{mean:.1%}",
-            )
+            ).format(_across(low), _across(high), text_y, name=name, x=_across(mean), y=y, value=f"{mean:.1%}")
         )
     return Markup("").join(parts)

@@ -52,10 +52,15 @@ def draw_curves(run: RunRecord) -> Figure:
         raise RunError(f"{run.directory} has no metrics to draw yet; wait for the first step or evaluation")
     columns = min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(5.0 * columns, 3.0 * rows + 0.6), layout="constrained", facecolor="white")
+    width, height = 5.0 * columns, 3.0 * rows + 0.6
+    figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
-    figure.suptitle(_plain(run.name), x=0.01, ha="left", fontsize=15, fontweight="bold", color=INK)
+    figure.suptitle(_plain(run.name), x=0.2 / width, ha="left", fontsize=15, fontweight="bold", color=INK)
     grid = figure.subplots(rows, columns, squeeze=False)
+    # Fixed margins in inches: fitting them costs several times the drawing.
+    figure.subplots_adjust(
+        left=0.6 / width, right=1 - 0.2 / width, bottom=0.5 / height, top=1 - 0.9 / height, wspace=0.18, hspace=0.38
+    )
     cells = [grid[row][column] for row in range(rows) for column in range(columns)]
     for axes, panel in zip(cells, panels, strict=False):
         _draw(axes, panel)

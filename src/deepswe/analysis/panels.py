@@ -137,7 +137,6 @@ def run_panels(run: RunRecord) -> tuple[Panel, ...]:
             "Estimate of the divergence between the sampling and the training distribution, in nats a token.",
             _curves(train, {"kl_sampler": "KL"}),
         ),
-        Panel("Loss", "Of the update.", _curves(train, {"loss": "loss"})),
         Panel(
             "Seconds a step",
             "Wall time of rollouts with grading, and of the learner.",

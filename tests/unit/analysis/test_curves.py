@@ -27,12 +27,12 @@ def test_png_has_one_axes_per_panel_and_is_a_png(learned_run: Path) -> None:
 
 def test_missing_null_and_infinite_values_leave_gaps(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
-        '{"kind": "train", "step": 1, "loss": null, "entropy": NaN}\n'
-        '{"kind": "train", "step": 2, "loss": 0.5, "entropy": Infinity, "grad_norm": "high", "clip_low": true}\n',
+        '{"kind": "train", "step": 1, "grad_norm": null, "entropy": NaN}\n'
+        '{"kind": "train", "step": 2, "grad_norm": 0.5, "entropy": Infinity, "steps_mean": "many", "clip_low": true}\n',
         encoding="utf-8",
     )
     (panel,) = run_panels(read_run(tmp_path))
-    assert panel.title == "Loss"
+    assert panel.title == "Gradient norm"
     assert panel.series[0].points == ((2.0, 0.5),)
     write_curves(tmp_path)
 
