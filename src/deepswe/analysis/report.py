@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from tokenizers import Tokenizer
 
 from deepswe.analysis.charts import draw_before_after, draw_panel
 from deepswe.analysis.harmless import clip, harmless
 from deepswe.analysis.panels import Panel, imitation_panels, run_panels
 from deepswe.analysis.record import Row, RunRecord, number, read_run, total
 from deepswe.analysis.samples import AttemptNote, Sample, choose_samples, note_attempts, read_samples
-from deepswe.errors import RunError
+from deepswe.errors import RunError, boundary
 from deepswe.evaluation.metrics import Difference, Estimate, paired_difference, pass_at_1
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
 
+IMITATION = "imitation"
+"""The phase of the reference solver's trajectories."""
 SHOWN_TESTS = 60
 LARGEST_GROUPING = 24
 
@@ -61,14 +64,15 @@ def write_report(run_dir: Path, *, opening: Callable[[Sequence[int]], str] | Non
 
     Args:
         run_dir: a run directory.
-        opening: decodes the first tokens of an attempt into the text that the model was given, for the samples of
-            tasks whose issue is not in their tags ("issue").
+        opening: decodes the first tokens of an attempt into the text that the model was given, for samples without a
+            tag "issue"; None takes the tokenizer of the run's newest checkpoint, if there is one.
 
     Returns:
         The path of the report: one file that needs no network, no script and no other file.
 
     Raises:
-        RunError: the directory does not exist, a record in it is damaged, or the report cannot be written.
+        RunError: the directory does not exist, a record or the tokenizer in it is damaged, or the report cannot be
+            written.
         StoreError: a trajectory cannot be read.
     """
     run = read_run(run_dir)
@@ -89,6 +93,8 @@ def render_report(run: RunRecord, *, opening: Callable[[Sequence[int]], str] | N
     notes = note_attempts(store)
     headlines = make_headlines(notes)
     samples = read_samples(store, choose_samples(notes))
+    decode = opening or _newest_tokenizer(run.directory)
+    tested = [row for row in run.rows if number(row, "grade_runs") is not None]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalize)
     environment.filters.update(
         {"share": _share, "points": _points, "count": _count, "duration": _duration, "clip": clip, "words": _words}
@@ -103,10 +109,12 @@ def render_report(run: RunRecord, *, opening: Callable[[Sequence[int]], str] | N
         evaluations=[_evaluation_line(row) for row in run.of_kind("evaluation")],
         groupings=make_groupings(notes),
         counts=make_counts(notes),
-        test_runs=total(run.rows, "grade_runs"),
-        test_runs_reused=total(run.rows, "grade_reused"),
+        test_runs=total(tested, "grade_runs"),
+        test_runs_reused=total(tested, "grade_reused"),
+        test_runs_where="in all" if {"train", "evaluation"} <= {row["kind"] for row in tested} else "in training",
+        imitated=sum(note.name == IMITATION for note in notes),
         last_step=max((int(row["step"]) for row in run.of_kind("train")), default=0),
-        samples=[_sample_view(sample, opening) for sample in samples],
+        samples=[_sample_view(sample, decode) for sample in samples],
         recipe=flatten(run.recipe),
         versions=flatten(run.environment),
     )
@@ -127,7 +135,7 @@ def make_headlines(notes: Sequence[AttemptNote]) -> tuple[Headline, ...]:
 def make_groupings(notes: Sequence[AttemptNote]) -> dict[str, tuple[GroupLine, ...]]:
     """For each tag that divides the evaluated tasks into a readable number of groups: pass@1 by split and value."""
     evaluated = [note for note in notes if note.name in ("before", "after")]
-    keys = dict.fromkeys(key for note in evaluated for key in note.tags)
+    keys = dict.fromkeys(key for note in evaluated for key in note.tags if key != "split")
     tables = {}
     for key in sorted(keys, key=lambda key: (key != "kind", list(keys).index(key))):
         groups = sorted({(note.split, note.tags.get(key, "")) for note in evaluated})
@@ -137,7 +145,8 @@ def make_groupings(notes: Sequence[AttemptNote]) -> dict[str, tuple[GroupLine, .
 
 
 def make_counts(notes: Sequence[AttemptNote]) -> tuple[CountLine, ...]:
-    """Attempts by ending and by grade, one line a phase and one for all."""
+    """Attempts by ending and by grade, one line a phase and one for all. The reference solver's are not graded."""
+    notes = [note for note in notes if note.name != IMITATION]
     lines = []
     for label in dict.fromkeys(note.label for note in notes):
         lines.append(_count_line(label, [note for note in notes if note.label == label]))
@@ -248,6 +257,21 @@ def _issue(trajectory: Trajectory, opening: Callable[[Sequence[int]], str] | Non
         return issue
     first = trajectory.spans[0] if trajectory.spans else None
     return opening(first.tokens) if opening is not None and first is not None and not first.sampled else ""
+
+
+def _newest_tokenizer(directory: Path) -> Callable[[Sequence[int]], str] | None:
+    found = sorted(directory.glob("checkpoints/*/step-*/model/tokenizer.json"), key=lambda path: path.parts[-3])
+    if not found:
+        return None
+    with boundary("analysis.tokenizer", RunError):
+        tokenizer = Tokenizer.from_file(str(found[-1]))
+
+    def decode(tokens: Sequence[int]) -> str:
+        with boundary("analysis.tokenizer", RunError):
+            text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    return decode
 
 
 def _diff_lines(diff: str) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import write_metrics
+from run_records import write_metrics
 
 from deepswe.analysis.charts import describe, draw_panel, nice_ticks
 from deepswe.analysis.curves import draw_curves, write_curves

@@ -10,7 +10,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import write_metrics, write_trajectories
+from run_records import write_metrics, write_trajectories
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from deepswe.analysis.report import flatten, make_counts, make_groupings, make_headlines, write_report
 from deepswe.analysis.samples import choose_samples, note_attempts
@@ -104,7 +106,7 @@ def test_tables_by_kind_and_counts_are_in_the_page(learned_run: Path) -> None:
     _, text = read(write_report(learned_run))
     assert "By kind" in text
     assert "swapped arguments" in text
-    assert "5,400 test runs in a sandbox gave the verdicts; 2,280 more verdicts were reused" in text
+    assert "5,400 test runs in a sandbox gave the verdicts in training; 2,280 more verdicts were reused" in text
     notes = note_attempts(TrajectoryStore(learned_run))
     (lines,) = make_groupings(notes).values()  # the repository is the same everywhere, so it makes no table
     assert [line.value for line in lines] == ["off by one", "swapped arguments", "wrong operator"]
@@ -178,6 +180,29 @@ def test_opening_tokens_are_decoded_where_no_issue_is_tagged(tmp_path: Path, new
     write_trajectories(tmp_path, [new_attempt("cart-1", 0, "before_heldout", 0, True, tags={}, spans=spans)])
     page = write_report(tmp_path, opening=lambda tokens: "".join(map(chr, tokens))).read_text(encoding="utf-8")
     assert '<pre tabindex="0">Hi</pre>' in page
+
+
+def test_opening_tokens_are_decoded_with_the_tokenizer_of_the_newest_checkpoint(
+    tmp_path: Path, new_attempt: NewAttempt
+) -> None:
+    for step, word in (("step-00000005", "old"), ("step-00000010", "new")):
+        model = tmp_path / "checkpoints" / "training" / step / "model"
+        model.mkdir(parents=True)
+        Tokenizer(WordLevel({f"<{word} issue>": 0}, unk_token="?")).save(str(model / "tokenizer.json"))
+    spans = (TokenSpan((0,), False),)
+    write_trajectories(tmp_path, [new_attempt("cart-1", 0, "before_heldout", 0, True, tags={}, spans=spans)])
+    _, text = read(write_report(tmp_path))
+    assert "<new issue>" in text
+    (model / "tokenizer.json").write_text("{", encoding="utf-8")
+    with pytest.raises(RunError, match=r"analysis\.tokenizer"):
+        write_report(tmp_path)
+
+
+def test_reference_trajectories_are_no_ungraded_attempts(tmp_path: Path, new_attempt: NewAttempt) -> None:
+    reference = new_attempt("cart-1", 0, "imitation", 0, None, ending=Ending.SUBMITTED)
+    write_trajectories(tmp_path, [reference, new_attempt("cart-1", 0, "before_heldout", 0, True)])
+    (line,) = make_counts(note_attempts(TrajectoryStore(tmp_path)))
+    assert (line.attempts, line.counts["ungraded"]) == (1, 0)
 
 
 def test_samples_show_the_same_tasks_unsolved_before_and_solved_after(tmp_path: Path, new_attempt: NewAttempt) -> None:
