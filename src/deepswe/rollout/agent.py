@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from deepswe.config import AgentConfig, RolloutConfig
-from deepswe.envs.base import Environment
+from deepswe.envs.base import Environment, Verdict
 from deepswe.errors import DeepsweError, EnvironmentFault, PolicyError, boundary
 from deepswe.policy.base import Completion, Policy, Renderer, Sampling
 from deepswe.rollout.attempt import Attempt
@@ -15,6 +15,10 @@ from deepswe.types import Ending, Grade, Step, TokenSpan, Trajectory, Ungraded
 
 GRACE_S = 30.0
 """Added to a deadline that the callee keeps itself, before the loop stops waiting for it."""
+
+
+REHEARSED = Verdict(Ungraded("not graded: a rehearsal", "rehearsal"))
+"""The verdict on an attempt that nobody asked to grade."""
 
 
 @dataclass(slots=True)
@@ -39,8 +43,9 @@ async def run_attempt(
     *,
     rollout: RolloutConfig,
     agent: AgentConfig,
+    graded: bool = True,
 ) -> Trajectory:
-    """Let the policy work on one task until it submits or a limit ends it, then grade what it reached.
+    """Let the policy work on one task until it submits or a limit ends it, then grade what it reached if `graded`.
 
     The trajectory comes back whatever happens: a failure of the infrastructure is `Ending.ERROR` with an `Ungraded`
     grade that names the place. The environment is closed and the engine's cache released on every way out.
@@ -60,11 +65,9 @@ async def run_attempt(
             reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
         finally:
             await policy.release(attempt.name)
-        with boundary("environment.finish", EnvironmentFault):
-            async with asyncio.timeout(rollout.grading_timeout_s):
-                verdict = await env.finish()
+        verdict = await _finish(env, rollout.grading_timeout_s) if graded else REHEARSED
         ending, grade, artifact = reached, verdict.grade, verdict.artifact
-        if isinstance(grade, Ungraded):
+        if graded and isinstance(grade, Ungraded):
             ending, error = Ending.ERROR, grade.error
     except DeepsweError as failure:
         error = str(failure)
@@ -86,6 +89,12 @@ async def run_attempt(
         retries=attempt.retries,
         wall_s=time.monotonic() - started,
     )
+
+
+async def _finish(env: Environment, timeout_s: float) -> Verdict:
+    with boundary("environment.finish", EnvironmentFault):
+        async with asyncio.timeout(timeout_s):
+            return await env.finish()
 
 
 async def _take_turns(

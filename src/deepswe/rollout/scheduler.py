@@ -51,6 +51,7 @@ class Scheduler:
     Args:
         concurrency: attempts in flight at once.
         seed: of the run; each attempt's own seed derives from it.
+        rehearsal: attempts are made in the suite's rehearsal environments and not graded.
     """
 
     def __init__(
@@ -63,10 +64,13 @@ class Scheduler:
         agent: AgentConfig,
         concurrency: int,
         seed: int,
+        rehearsal: bool = False,
     ) -> None:
         self._suite, self._policy, self._renderer = suite, policy, renderer
         self._rollout, self._agent = rollout, agent
         self._concurrency, self._seed = concurrency, seed
+        self._open = suite.rehearse if rehearsal else suite.open
+        self._graded = not rehearsal
 
     async def collect(
         self,
@@ -121,12 +125,17 @@ class Scheduler:
 
     async def _attempt(self, task: HasId, attempt: Attempt) -> Trajectory:
         while True:
-            env = self._suite.open(task, seed=attempt.seed)
             trajectory = await run_attempt(
-                env, self._policy, self._renderer, attempt, rollout=self._rollout, agent=self._agent
+                self._open(task, seed=attempt.seed),
+                self._policy,
+                self._renderer,
+                attempt,
+                rollout=self._rollout,
+                agent=self._agent,
+                graded=self._graded,
             )
             if trajectory.ending is not Ending.ERROR or attempt.retries >= self._rollout.max_retries:
-                return trajectory
+                return replace(trajectory, tags=dict(self._suite.describe(task)))
             attempt = replace(attempt, retries=attempt.retries + 1)
 
 

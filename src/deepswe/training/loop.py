@@ -11,19 +11,19 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from deepswe.config import Recipe
 from deepswe.envs.base import HasId
 from deepswe.errors import ConfigError
+from deepswe.progress import Progress
 from deepswe.rollout.attempt import derive_seed
 from deepswe.rollout.group import Group, form_groups
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.training.learner import Learner
 from deepswe.training.metrics import MetricsLog, Row
-from deepswe.training.progress import Progress
 from deepswe.types import Ending, Trajectory
 
 PHASE = "train"
@@ -32,16 +32,17 @@ Evaluate = Callable[[str, int], Awaitable[None]]
 """Evaluates the policy as it is: (name, step)."""
 
 
+SaveCheckpoint = Callable[[int], None]
+"""Saves the learner's state after so many steps."""
+
+Counters = Callable[[], Mapping[str, int]]
+"""Running counts of a suite, such as test runs; the loop logs how much each grew in a step."""
+
+
 class Versioned(Protocol):
     """What the loop tells an engine after an update."""
 
     version: int
-
-
-class SaveCheckpoint(Protocol):
-    """Saves the learner's state after `step` steps."""
-
-    def __call__(self, step: int) -> None: ...
 
 
 def choose_tasks(tasks: Sequence[HasId], *, count: int, step: int, seed: int) -> tuple[HasId, ...]:
@@ -73,13 +74,14 @@ class TrainingLoop:
         store: TrajectoryStore,
         metrics: MetricsLog,
         progress: Progress,
+        counters: Counters,
         evaluate: Evaluate,
         save: SaveCheckpoint,
     ) -> None:
         self._recipe, self._tasks = recipe, tasks
         self._scheduler, self._learner, self._engine = scheduler, learner, engine
         self._store, self._metrics, self._progress = store, metrics, progress
-        self._evaluate, self._save = evaluate, save
+        self._counters, self._evaluate, self._save = counters, evaluate, save
 
     async def run(self, start: int) -> int:
         """Train from step `start` to the end of the recipe or its time limit; returns the number of steps taken."""
@@ -106,7 +108,7 @@ class TrainingLoop:
         rollout = self._recipe.rollout
         tasks = choose_tasks(self._tasks, count=rollout.tasks_per_step, step=step, seed=self._recipe.run.seed)
         batch = Batch(PHASE, step, tasks, rollout.group_size, rollout.temperature)
-        begun = time.monotonic()
+        begun, counted = time.monotonic(), dict(self._counters())
         trajectories = await collect_recorded(
             self._scheduler, self._store, batch, keep=not self._recipe.run.deterministic
         )
@@ -120,6 +122,7 @@ class TrainingLoop:
             "step": step + 1,
             **batch_metrics(groups),
             **{name: value for name, value in update.items() if name != "seconds"},
+            **{name: value - counted.get(name, 0) for name, value in self._counters().items()},
             "rollout_s": rollout_s,
             "learner_s": update["seconds"],
             "seconds": time.monotonic() - begun,

@@ -1,0 +1,49 @@
+"""The command: `deepswe ...`. A failure that we know is one line on stderr and exit code 1; Ctrl-C is 130."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from deepswe import __version__
+from deepswe.cli import report, rollout, tasks, train
+from deepswe.errors import DeepsweError
+
+app = typer.Typer(
+    name="deepswe",
+    help="Train software-engineering agents by reinforcement learning on executable repositories.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command()(train.train)
+app.command()(rollout.rollout)
+app.command()(report.report)
+app.add_typer(tasks.app, name="tasks")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"deepswe {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except DeepsweError as error:
+        print(f"deepswe: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("deepswe: interrupted; nothing recorded is lost, continue with --resume", file=sys.stderr)
+        sys.exit(130)

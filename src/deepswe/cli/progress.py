@@ -1,0 +1,56 @@
+"""Progress on the terminal, with rich: one bar for the stage at hand, and lines that stay."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+
+class TerminalProgress:
+    """A context; a `training.progress.Progress` while it is entered. Without a terminal only the lines are printed."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bars = Bars(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[note]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task: TaskID | None = None
+
+    def begin(self, stage: str, total: int) -> None:
+        """See `Progress`."""
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+        self._task = self._bars.add_task(stage, total=total, note="")
+
+    def advance(self, pieces: int = 1, note: str = "") -> None:
+        """See `Progress`."""
+        if self._task is not None:
+            if note:
+                self._bars.update(self._task, advance=pieces, note=note)
+            else:
+                self._bars.update(self._task, advance=pieces)
+
+    def say(self, text: str) -> None:
+        """See `Progress`."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()

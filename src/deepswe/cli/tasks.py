@@ -1,0 +1,40 @@
+"""`deepswe tasks`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="What is to be solved.", no_args_is_help=True)
+
+
+@app.command()
+def build(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (TOML).")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change.")] = None,
+) -> None:
+    """Build the recipe's tasks into the cache, after which they need no network; prints counts as JSON."""
+    from deepswe.cli.progress import TerminalProgress
+    from deepswe.config import load_recipe
+    from deepswe.session.rollouts import count_tasks
+
+    with TerminalProgress() as progress:
+        print(json.dumps(count_tasks(load_recipe(recipe, overrides or ()), progress=progress)))
+
+
+@app.command()
+def show(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (TOML).")],
+    task: Annotated[str, typer.Argument(help="A task id.")],
+) -> None:
+    """Print what the agent is told of a task."""
+    from deepswe.cli.progress import TerminalProgress
+    from deepswe.config import load_recipe
+    from deepswe.session.rollouts import task_text
+
+    with TerminalProgress() as progress:
+        text = task_text(load_recipe(recipe), task, progress=progress)
+    print(text)

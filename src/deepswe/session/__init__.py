@@ -1,0 +1,1 @@
+"""The parts put together: a run from its recipe to its report."""

@@ -1,0 +1,144 @@
+"""What every kind of run is put together from."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+from deepswe.config import Recipe
+from deepswe.envs.base import HasId, Suite
+from deepswe.envs.suites import OpenSuite
+from deepswe.errors import ConfigError
+from deepswe.policy.base import Policy, Renderer
+from deepswe.policy.embedded import EmbeddedPolicy
+from deepswe.policy.models import LoadedModel, load_policy_model
+from deepswe.policy.scripted import ScriptedPolicy
+from deepswe.progress import Progress
+from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
+from deepswe.rollout.store import TrajectoryStore
+from deepswe.types import Trajectory
+
+LOCKSTEP_WIDTH = 32
+"""Attempts in flight in deterministic mode unless the recipe says: a number that no machine changes."""
+
+NO_OP = "<function=finish>\n<parameter=command>submit</parameter>\n</function>"
+"""What the policy that does nothing writes."""
+
+Result = TypeVar("Result")
+
+
+def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run on a new event loop. SIGINT and SIGTERM cancel it: all closes, and it ends in KeyboardInterrupt."""
+
+    async def guarded() -> Result:
+        task = asyncio.ensure_future(work)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            return await task
+        finally:
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    try:
+        return asyncio.run(guarded())
+    except asyncio.CancelledError as cancelled:
+        raise KeyboardInterrupt from cancelled
+
+
+class Parts:
+    """A recipe with its open suite and its store: makes models, engines and schedulers, and collects batches."""
+
+    def __init__(self, recipe: Recipe, opened: OpenSuite, store: TrajectoryStore, progress: Progress) -> None:
+        self.recipe, self.suite, self.store, self.progress = recipe, opened.suite, store, progress
+        self.counters = opened.counters
+        self._capacity = opened.capacity
+        transformers_logging.disable_progress_bar()
+        torch.set_num_threads(recipe.run.threads or len(os.sched_getaffinity(0)))
+
+    @property
+    def autocast(self) -> bool:
+        """Whether forward passes run in bfloat16."""
+        return self.recipe.model.dtype == "bfloat16"
+
+    def load_model(self) -> LoadedModel:
+        """The recipe's model as it is before any training."""
+        return load_policy_model(self.recipe.model, corpus=self.suite.corpus(), seed=self.recipe.run.seed)
+
+    def engine(self, loaded: LoadedModel) -> EmbeddedPolicy:
+        """An engine over that very model; a context."""
+        return EmbeddedPolicy(
+            loaded.model,
+            deterministic=self.recipe.run.deterministic,
+            autocast=torch.bfloat16 if self.autocast else None,
+        )
+
+    def scheduler(self, policy: Policy, renderer: Renderer, *, rehearsal: bool = False) -> Scheduler:
+        """A scheduler with the recipe's limits and seeds.
+
+        Raises:
+            ConfigError: deterministic mode asks for more attempts in flight than there can be sandboxes.
+        """
+        recipe = self.recipe
+        wanted = recipe.rollout.concurrency or (LOCKSTEP_WIDTH if recipe.run.deterministic else self._capacity)
+        if recipe.run.deterministic and wanted > self._capacity:
+            raise ConfigError(
+                f"run.deterministic keeps {wanted} attempts in flight, but only {self._capacity} sandboxes may be "
+                "alive at once; lower rollout.concurrency or raise sandbox.concurrency"
+            )
+        return Scheduler(
+            self.suite,
+            policy,
+            renderer,
+            rollout=recipe.rollout,
+            agent=recipe.agent,
+            concurrency=min(wanted, self._capacity),
+            seed=recipe.run.seed,
+            rehearsal=rehearsal,
+        )
+
+    async def collect(self, scheduler: Scheduler, batch: Batch, stage: str) -> tuple[Trajectory, ...]:
+        """A recorded batch, with a progress bar of its own."""
+        self.progress.begin(stage, len(batch.tasks) * batch.attempts)
+        return await collect_recorded(
+            scheduler,
+            self.store,
+            batch,
+            keep=not self.recipe.run.deterministic,
+            on_done=lambda trajectory: self.progress.advance(),
+        )
+
+    def scripted(self, batch: Batch, renderer: Renderer, *, noop: bool = False) -> ScriptedPolicy:
+        """A policy that plays the suite's reference solver, or that submits at once, for the attempts of a batch."""
+        seed = self.recipe.run.seed
+        plan = {attempt.name: (task, attempt.seed) for task, attempt in batch.plan(seed)}
+
+        def script(name: str) -> Iterator[str]:
+            task, attempt_seed = plan[name.partition("~")[0]]
+            return iter([NO_OP]) if noop else self._solver(task, attempt_seed)
+
+        return ScriptedPolicy(renderer, script)
+
+    def _solver(self, task: HasId, seed: int) -> Iterator[str]:
+        turns = self.suite.reference(task, seed=seed)
+        if turns is None:
+            raise ConfigError(f"there is no reference solver for task {task.id!r}; use another policy or task set")
+        return turns
+
+
+def find_task(suite: Suite, splits: tuple[str, ...], task_id: str) -> HasId:
+    """The task of that id.
+
+    Raises:
+        ConfigError: none of the splits has it.
+    """
+    for split in splits:
+        for task in suite.split(split):
+            if task.id == task_id:
+                return task
+    raise ConfigError(f"there is no task {task_id!r} in the splits {', '.join(splits)}")

@@ -1,0 +1,100 @@
+"""Attempts without learning, and looking at tasks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+from deepswe.config import Recipe
+from deepswe.envs.suites import open_suite
+from deepswe.errors import ConfigError
+from deepswe.evaluation.run import evaluation_row
+from deepswe.policy.base import Policy, Renderer
+from deepswe.policy.render import Renderer as ChatRenderer
+from deepswe.policy.scripted import ByteRenderer
+from deepswe.progress import Progress
+from deepswe.rollout.scheduler import Batch
+from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.parts import Parts, find_task, run_to_end
+from deepswe.training.run import own_run
+from deepswe.types import Trajectory
+
+Actor = Literal["reference", "noop", "model"]
+
+
+def run_rollouts(
+    recipe: Recipe, *, actor: Actor, split: str, attempts: int, limit: int, resume: bool, progress: Progress
+) -> dict[str, Any]:
+    """Attempt the tasks of a split through the loop of training, without learning.
+
+    Args:
+        recipe: names the run directory in which the trajectories are kept.
+        actor: the suite's reference solver, one that submits at once, or the recipe's model as it was loaded.
+        split: which tasks.
+        attempts: at each.
+        limit: at most this many tasks; 0 takes all.
+        resume: take up the batch if it was begun.
+        progress: is told how far it is.
+
+    Returns:
+        pass_at_1 with its interval and counts, as `evaluation_row`.
+
+    Raises:
+        DeepsweError: also when the split is empty or no attempt has a verdict.
+    """
+
+    async def attempt(store: TrajectoryStore) -> tuple[Trajectory, ...]:
+        async with open_suite(recipe, progress) as opened:
+            parts = Parts(recipe, opened, store, progress)
+            tasks = tuple(parts.suite.split(split))[: limit or None]
+            if not tasks:
+                raise ConfigError(f"the task set has no split {split!r}, or it is empty")
+            batch = Batch(f"{actor}_{split}", 0, tasks, attempts, recipe.evaluation.temperature)
+            async with _acting(parts, actor, batch) as (policy, renderer):
+                return await parts.collect(parts.scheduler(policy, renderer), batch, f"{actor}: {split}")
+
+    with own_run(recipe, resume=resume) as run:
+        return evaluation_row(run_to_end(attempt(TrajectoryStore(run.path))))
+
+
+@asynccontextmanager
+async def _acting(parts: Parts, actor: Actor, batch: Batch) -> AsyncIterator[tuple[Policy, Renderer]]:
+    if actor == "model":
+        loaded = parts.load_model()
+        with parts.engine(loaded) as engine:
+            yield engine, ChatRenderer(loaded.tokenizer)
+    else:
+        renderer = ByteRenderer()
+        yield parts.scripted(batch, renderer, noop=actor == "noop"), renderer
+
+
+def count_tasks(recipe: Recipe, *, progress: Progress) -> dict[str, int]:
+    """Build the recipe's tasks and count them by split."""
+
+    async def count() -> dict[str, int]:
+        async with open_suite(recipe, progress) as opened:
+            names = dict.fromkeys(("train", *recipe.evaluation.splits))
+            return {name: len(opened.suite.split(name)) for name in names}
+
+    return run_to_end(count())
+
+
+def task_text(recipe: Recipe, task_id: str, *, progress: Progress) -> str:
+    """The opening messages of a task, as the agent gets them.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
+
+    async def read() -> str:
+        async with open_suite(recipe, progress) as opened:
+            task = find_task(opened.suite, ("train", *recipe.evaluation.splits), task_id)
+            env = opened.suite.rehearse(task, seed=recipe.run.seed)
+            try:
+                messages = await env.start()
+            finally:
+                await env.close()
+            return "\n\n".join(f"[{message.role}]\n{message.content}" for message in messages)
+
+    return run_to_end(read())

@@ -1,0 +1,179 @@
+"""The main job: imitation where the recipe asks for it, evaluation, training, evaluation, report."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deepswe.config import Recipe
+from deepswe.envs.suites import open_suite
+from deepswe.evaluation.run import evaluation_batches, evaluation_row
+from deepswe.policy.embedded import EmbeddedPolicy
+from deepswe.policy.models import LoadedModel
+from deepswe.policy.render import Renderer as ChatRenderer
+from deepswe.progress import Progress
+from deepswe.rollout.scheduler import Batch, Scheduler
+from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.outputs import IMITATION, summarise, write_outputs
+from deepswe.session.parts import Parts, run_to_end
+from deepswe.training.checkpoint import latest, save_checkpoint
+from deepswe.training.imitation import Imitation
+from deepswe.training.learner import Learner
+from deepswe.training.loop import TrainingLoop
+from deepswe.training.metrics import MetricsLog
+from deepswe.training.run import RunDirectory, own_run, write_json
+from deepswe.types import Trajectory
+
+
+def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress) -> Path:
+    """Train as the recipe says, in its run directory, and write the report.
+
+    Args:
+        recipe: the whole run.
+        resume: continue the run if it was begun; a finished one only gets its report anew.
+        progress: is told how far it is.
+
+    Returns:
+        The path of report.html.
+
+    Raises:
+        DeepsweError: with what to do; what was recorded stays.
+    """
+    with own_run(recipe, resume=resume) as run:
+        if run.summary.exists():
+            progress.say(f"{run.path} is finished; its report is written anew")
+        else:
+            run_to_end(_train(recipe, run, progress))
+        return write_outputs(run.path)
+
+
+async def _train(recipe: Recipe, run: RunDirectory, progress: Progress) -> None:
+    begun = time.monotonic()
+    store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics)
+    earlier = sum(row.get("seconds", 0.0) for row in metrics.rows)
+    try:
+        async with open_suite(recipe, progress) as opened:
+            steps = await _Main(Parts(recipe, opened, store, progress), run, metrics).run()
+    finally:
+        metrics.close()
+    wall_s = earlier + time.monotonic() - begun
+    write_json(run.summary, await asyncio.to_thread(summarise, recipe, store, steps=steps, wall_s=wall_s))
+
+
+class _Main:
+    """One process's share of a run."""
+
+    def __init__(self, parts: Parts, run: RunDirectory, metrics: MetricsLog) -> None:
+        self._parts, self._recipe, self._metrics = parts, parts.recipe, metrics
+        self._imitated, self._trained = run.checkpoints / "imitation", run.checkpoints / "training"
+
+    async def run(self) -> int:
+        loaded = self._parts.load_model()
+        renderer = ChatRenderer(loaded.tokenizer)
+        learner = Learner(
+            loaded.model,
+            self._recipe.training,
+            self._recipe.algorithm,
+            max_tokens=self._recipe.rollout.max_tokens,
+            temperature=self._recipe.rollout.temperature,
+            bfloat16=self._parts.autocast,
+        )
+        start = 0
+        if checkpoint := latest(self._trained):
+            learner.load_state_dict(checkpoint.learner_state())
+            start = checkpoint.step
+        else:
+            await self._imitate(loaded, renderer)
+            self._save(loaded, learner, 0)
+        with self._parts.engine(loaded) as engine:
+            engine.version = learner.version
+            scheduler = self._parts.scheduler(engine, renderer)
+            if start == 0:
+                await self._evaluate(scheduler, "before", 0)
+            return await self._learn(loaded, learner, engine, scheduler, start)
+
+    async def _learn(
+        self, loaded: LoadedModel, learner: Learner, engine: EmbeddedPolicy, scheduler: Scheduler, start: int
+    ) -> int:
+        loop = TrainingLoop(
+            self._recipe,
+            self._parts.suite.split("train"),
+            scheduler=scheduler,
+            learner=learner,
+            engine=engine,
+            store=self._parts.store,
+            metrics=self._metrics,
+            progress=self._parts.progress,
+            counters=self._parts.counters,
+            evaluate=lambda name, step: self._evaluate(scheduler, name, step),
+            save=lambda step: self._save(loaded, learner, step),
+        )
+        steps = await loop.run(start)
+        await self._evaluate(scheduler, "after", steps)
+        return steps
+
+    async def _evaluate(self, scheduler: Scheduler, name: str, step: int) -> None:
+        for split, batch in evaluation_batches(self._parts.suite, self._recipe.evaluation, name=name, step=step):
+            begun = time.monotonic()
+            row = evaluation_row(await self._parts.collect(scheduler, batch, f"evaluation {name} ({split})"))
+            self._write({"kind": "evaluation", "step": step, "name": name, "split": split, **row}, begun)
+            self._parts.progress.say(
+                f"{split} {name}: pass@1 {row['pass_at_1']:.3f} [{row['low']:.3f}, {row['high']:.3f}] "
+                f"of {row['tasks']} tasks after {step} steps"
+            )
+
+    async def _imitate(self, loaded: LoadedModel, renderer: ChatRenderer) -> None:
+        config, progress = self._recipe.imitation, self._parts.progress
+        if not config.steps:
+            return
+        imitation = Imitation(
+            loaded.model, config, self._recipe.training, seed=self._recipe.run.seed, bfloat16=self._parts.autocast
+        )
+        if checkpoint := latest(self._imitated):
+            imitation.load_state_dict(checkpoint.learner_state())
+        if imitation.updates >= config.steps:
+            return
+        trajectories = await self._record_reference(renderer)
+        progress.begin("imitation", config.steps)
+        progress.advance(imitation.updates)
+        every = max(1, config.steps // 5)
+        while imitation.updates < config.steps:
+            rows: list[dict[str, float]] = []
+            begun = time.monotonic()
+            # One update at a time in a thread, so that an interrupt does not wait for all of them.
+            await asyncio.to_thread(imitation.run, trajectories, rows.append, until=imitation.updates + 1)
+            self._write({"kind": "imitation", **rows[0], "step": imitation.updates}, begun)
+            progress.advance(1, note=f"loss {rows[0]['loss']:.3f}")
+            if imitation.updates % every == 0 or imitation.updates == config.steps:
+                save_checkpoint(
+                    self._imitated, imitation.updates, learner_state=imitation.state_dict(), state={}, keep=1
+                )
+
+    async def _record_reference(self, renderer: ChatRenderer) -> tuple[Trajectory, ...]:
+        """The reference solver's trajectories on training tasks, in the model's own tokens."""
+        wanted = self._recipe.imitation.trajectories
+        tasks = tuple(self._parts.suite.split("train"))[:wanted]
+        batch = Batch(IMITATION, 0, tasks, -(-wanted // len(tasks)), 1.0)
+        policy = self._parts.scripted(batch, renderer)
+        scheduler = self._parts.scheduler(policy, renderer, rehearsal=True)
+        begun = time.monotonic()
+        trajectories = await self._parts.collect(scheduler, batch, "reference trajectories")
+        self._write({"kind": "reference", "step": 0, "trajectories": len(trajectories)}, begun)
+        return trajectories
+
+    def _save(self, loaded: LoadedModel, learner: Learner, step: int) -> None:
+        save_checkpoint(
+            self._trained,
+            step,
+            learner_state=learner.state_dict(),
+            state={"step": step, "version": learner.version},
+            keep=self._recipe.training.keep_checkpoints,
+            model=loaded.model,
+            tokenizer=loaded.tokenizer,
+        )
+
+    def _write(self, row: Mapping[str, Any], begun: float) -> None:
+        self._metrics.write({**row, "seconds": time.monotonic() - begun, "time_s": time.time()})
