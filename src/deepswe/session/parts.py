@@ -58,7 +58,7 @@ class Parts:
         self.recipe, self.suite, self.store, self.progress = recipe, opened.suite, store, progress
         self.counters = opened.counters
         self._capacity = opened.capacity
-        transformers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         torch.set_num_threads(recipe.run.threads or len(os.sched_getaffinity(0)))
 
     @property
