@@ -107,6 +107,7 @@ class Cgroups:
         self._tag = tag or owner_tag()
         self._made = 0
         self._free: dict[Limits, list[Group]] = {}
+        self._all: list[Group] = []
         self.version, self.parents = _find(proc)
 
     def enforced(self) -> Mapping[str, str]:
@@ -138,18 +139,19 @@ class Cgroups:
         except OSError:
             remove(Group(tuple(directories)))
             raise
-        return Group(tuple(directories))
+        group = Group(tuple(directories))
+        self._all.append(group)
+        return group
 
     def give(self, group: Group, limits: Limits) -> None:
         """Take a group back whose processes have all ended."""
         self._free.setdefault(limits, []).append(group)
 
-    def clear(self) -> None:
-        """Remove the groups that nobody uses."""
-        for groups in self._free.values():
-            for group in groups:
-                remove(group)
+    def clear(self) -> bool:
+        """Remove all groups; False while some still have processes. None may be taken any more."""
         self._free.clear()
+        self._all = [group for group in self._all if not remove(group)]
+        return not self._all
 
     def reap(self) -> int:
         """Remove what dead owners left; returns the number of directories removed."""

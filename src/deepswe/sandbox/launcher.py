@@ -1,8 +1,8 @@
 """The launcher: one small process per pool that starts and ends sandboxes for the supervisor.
 
 The supervisor may be a large process with an event loop that must not stall; forking it, or moving a process between
-control groups, would. So it asks this process, started once as `python -I -S -E launcher.py`, over descriptor 3
-(a SEQPACKET socket, JSON messages, one descriptor passed per start).
+control groups, would. So it asks this process, started once as `python -I -S -E launcher.py`, over one inherited
+socket (SEQPACKET, JSON messages, one descriptor passed per start).
 
 It lives in a mount namespace of its own (with a user namespace of its own for a plain user), in which each sandbox's
 writable files get a size-limited tmpfs; a mount thus cannot outlive the process that made it. It watches the supervisor
@@ -21,7 +21,8 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-CONTROL = 3
+SERVER_CONTROL, SERVER_RULES = 3, 4
+"""Where a sandbox's server finds its socket, and bubblewrap the system call filter."""
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
 MESSAGE_BYTES = 1 << 20
@@ -71,11 +72,12 @@ def _write(path: str, text: str) -> None:
 class Launcher:
     """The loop: requests from the supervisor, ends of sandboxes, the end of the supervisor."""
 
-    def __init__(self, supervisor: int) -> None:
-        """Watch process `supervisor`."""
-        self.socket = socket.socket(fileno=CONTROL)
+    def __init__(self, supervisor: int, control: int) -> None:
+        """Serve descriptor `control` and watch process `supervisor`."""
+        self.socket = socket.socket(fileno=control)
+        self.control = control
         self.poll = select.poll()
-        self.poll.register(CONTROL, select.POLLIN)
+        self.poll.register(control, select.POLLIN)
         self.watch = os.pidfd_open(supervisor)
         self.poll.register(self.watch, select.POLLIN)
         self.alive: dict[int, tuple[str, int, int]] = {}
@@ -85,7 +87,7 @@ class Launcher:
         """Serve until the supervisor is gone."""
         while True:
             for descriptor, _ in self.poll.poll():
-                if descriptor == self.watch or (descriptor == CONTROL and not self.receive()):
+                if descriptor == self.watch or (descriptor == self.control and not self.receive()):
                     return
                 if descriptor in self.alive:
                     self.ended(descriptor)
@@ -148,10 +150,9 @@ def become(request: dict[str, Any], control: int, errors: int) -> NoReturn:
         for name, mode in request["directories"]:
             os.mkdir(os.path.join(request["upper"], name))
             os.chmod(os.path.join(request["upper"], name), mode)
-        os.dup2(control, CONTROL)
-        os.set_inheritable(CONTROL, True)
-        rules = os.open(request["seccomp"], os.O_RDONLY)
-        os.dup2(rules, CONTROL + 1)
+        for source, target in ((control, SERVER_CONTROL), (os.open(request["seccomp"], os.O_RDONLY), SERVER_RULES)):
+            os.dup2(source, target)
+            os.set_inheritable(target, True)
         argv: list[str] = request["argv"]
         os.execve(argv[0], argv, {})
     except OSError as error:
@@ -160,11 +161,12 @@ def become(request: dict[str, Any], control: int, errors: int) -> NoReturn:
 
 
 def main() -> None:
-    """Serve on descriptor 3 for the process named by the first argument."""
-    os.set_inheritable(CONTROL, False)
+    """Arguments: the supervisor's process, and the descriptor of our end of its socket."""
+    supervisor, control = int(sys.argv[1]), int(sys.argv[2])
+    os.set_inheritable(control, False)
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
-    launcher = Launcher(int(sys.argv[1]))
+    launcher = Launcher(supervisor, control)
     try:
         enter_namespaces()
     except OSError as error:

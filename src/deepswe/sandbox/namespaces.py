@@ -17,7 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,7 @@ from deepswe.errors import SandboxDied, SandboxError, SandboxStartError, Sandbox
 from deepswe.sandbox import launcher as launcher_program
 from deepswe.sandbox import seccomp, server
 from deepswe.sandbox.base import ExecResult, Limits, SandboxSpec
-from deepswe.sandbox.cgroups import Cgroups, Group, remove
+from deepswe.sandbox.cgroups import Cgroups, Group
 
 UID = 1000
 HOME = "/home/agent"
@@ -39,6 +39,9 @@ GRACE_S = 20.0
 FILE_TIMEOUT_S = 120.0
 STOP_S = 1.0
 """How long a sandbox may take to end by itself before bubblewrap is killed."""
+SECOND_LOOK_S = 2.0
+"""An answer may have arrived while the supervisor's own loop stood still: after a deadline look once more."""
+LAUNCHER_GONE = "the sandbox launcher is gone; open a new pool"
 BATCH_BYTES = 4 << 20
 FRAME_BYTES = 1 << 30
 _OVERLAY = (0, 11)
@@ -289,11 +292,21 @@ class Launcher:
         self._host = host
         self._ends: dict[str, asyncio.Future[str]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._outbox: deque[tuple[bytes, socket.socket | None]] = deque()
+        self._gone = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
-        argv = [interpreter(), "-I", "-S", "-E", launcher_program.__file__, str(os.getpid())]
+        argv = [interpreter(), "-I", "-S", "-E", launcher_program.__file__, str(os.getpid()), str(theirs.fileno())]
         with theirs:
-            self._process = _spawn_with_control(argv, theirs)
+            self._process = subprocess.Popen(
+                argv,
+                env={},
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         ours.settimeout(20)
         try:
             answer = json.loads(ours.recv(launcher_program.MESSAGE_BYTES) or b"{}")
@@ -307,10 +320,9 @@ class Launcher:
     def start(
         self, name: str, view: _View, limits: Limits, group: Group, control: socket.socket
     ) -> asyncio.Future[str]:
-        """Ask for one sandbox. The future gives the last words of its stderr, when all of it has ended.
+        """Ask for one sandbox and take over `control`, its end of the wire.
 
-        Raises:
-            SandboxStartError: the launcher is gone.
+        The future gives the last words of its stderr, when all of it has ended.
         """
         self._attach()
         size = disk_mib(limits)
@@ -326,11 +338,7 @@ class Launcher:
         }
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._ends[name] = ended
-        try:
-            self._send(request, control)
-        except SandboxStartError:
-            del self._ends[name]
-            raise
+        self._send(request, control)
         return ended
 
     def kill(self, name: str) -> None:
@@ -340,9 +348,7 @@ class Launcher:
 
     def stop(self) -> None:
         """End the process and with it every sandbox."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._socket.fileno())
-        self._loop = None
+        self._detach()
         self._socket.close()
         try:
             self._process.wait(timeout=5)
@@ -352,28 +358,41 @@ class Launcher:
         self._lost()
 
     def _send(self, request: dict[str, Any], control: socket.socket | None) -> None:
-        # Requests are a few kilobytes and the launcher always reads: a full buffer means hundreds of starts at once.
-        data = json.dumps(request).encode()
-        descriptors = [control.fileno()] if control is not None else []
-        deadline = time.monotonic() + 5
-        while True:
+        self._outbox.append((json.dumps(request).encode(), control))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the launcher takes now; the rest when it has caught up."""
+        while self._outbox and not self._gone:
+            data, control = self._outbox[0]
             try:
-                socket.send_fds(self._socket, [data], descriptors)
+                socket.send_fds(self._socket, [data], [control.fileno()] if control is not None else [])
+            except BlockingIOError:
+                if self._loop is not None:
+                    self._loop.add_writer(self._socket.fileno(), self._flush)
                 return
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise SandboxStartError(
-                        "the sandbox launcher does not answer; see whether it is stopped"
-                    ) from error
-                time.sleep(0.001)
-            except OSError as error:
-                raise SandboxStartError(f"the sandbox launcher is gone ({error}); open a new pool") from error
+            except OSError:
+                self._gone = True
+                break
+            self._outbox.popleft()
+            if control is not None:
+                control.close()
+        if self._gone:
+            self._lost()
+        elif self._loop is not None:
+            self._loop.remove_writer(self._socket.fileno())
 
     def _attach(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:
+        if self._loop is not loop and not self._gone:
             self._loop = loop
             loop.add_reader(self._socket.fileno(), self._readable)
+
+    def _detach(self) -> None:
+        if self._loop is not None and not self._loop.is_closed() and self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+        self._loop = None
 
     def _readable(self) -> None:
         while True:
@@ -384,8 +403,6 @@ class Launcher:
             except OSError:
                 data = b""
             if not data:
-                if self._loop is not None:
-                    self._loop.remove_reader(self._socket.fileno())
                 self._lost()
                 return
             message = json.loads(data)
@@ -394,25 +411,17 @@ class Launcher:
                 ended.set_result(message["stderr"])
 
     def _lost(self) -> None:
+        """The launcher is gone, and so are its sandboxes: tell whoever waits for their ends."""
+        self._gone = True
+        self._detach()
+        for _, control in self._outbox:
+            if control is not None:
+                control.close()
+        self._outbox.clear()
         for ended in self._ends.values():
             if not ended.done() and not ended.get_loop().is_closed():
-                ended.set_result("the sandbox launcher is gone")
+                ended.set_result(LAUNCHER_GONE)
         self._ends.clear()
-
-
-def _spawn_with_control(argv: Sequence[str], control: socket.socket) -> subprocess.Popen[bytes]:
-    """Start a process that finds `control` at descriptor 3, outside our session and with an empty environment."""
-    number = control.fileno()
-    shell = f'exec 3<&{number} {number}<&-; exec "$@"' if number != launcher_program.CONTROL else 'exec "$@"'
-    return subprocess.Popen(
-        ["/bin/sh", "-c", shell, "launcher", *argv],
-        env={},
-        cwd="/",
-        pass_fds=[number],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 def explain_refusal(error: str) -> str:
@@ -534,13 +543,16 @@ class BubblewrapSandbox:
     ) -> ExecResult:
         """Run one command; see the protocol. A timeout ends background processes of earlier commands too, unless
         another command runs at that moment."""
-        if not argv or any("\0" in part for part in argv):
-            raise SandboxError(f"cannot run {list(argv)!r}: give a program and arguments without NUL bytes")
+        texts = [*argv, *self._environment, *self._environment.values(), *(env or {}), *(env or {}).values(), cwd or ""]
+        if not argv or any("\0" in text for text in texts):
+            raise SandboxError(
+                f"cannot run {list(argv)!r}: give a program, and no NUL byte in any argument or variable"
+            )
         fields = [server.number(max(1, int(timeout_s * 1000))), server.number(self.spec.limits.output_bytes)]
-        fields += [b"1" if channel else b"0", os.fsencode(cwd or self.spec.workdir), stdin, server.number(len(argv))]
-        fields += [os.fsencode(part) for part in argv]
+        fields += [b"1" if channel else b"0", _encode(cwd or self.spec.workdir), stdin, server.number(len(argv))]
+        fields += [_encode(part) for part in argv]
         for name, value in {**self._environment, **(env or {})}.items():
-            fields += [os.fsencode(name), os.fsencode(value)]
+            fields += [_encode(name), _encode(value)]
         kind, answer = await self._call(server.EXEC, fields, timeout_s + GRACE_S)
         if kind != server.DONE or len(answer) != 8:
             raise SandboxError(f"sandbox {self.id} could not run {argv[0]!r}: {_words(answer)}")
@@ -597,6 +609,8 @@ class BubblewrapSandbox:
         self._wire.send(server.pack(call, kind, *fields))
         try:
             await asyncio.wait((answer,), timeout=timeout_s)
+            if not answer.done():
+                await asyncio.wait((answer,), timeout=SECOND_LOOK_S)
         finally:
             self._wire.waiting.pop(call, None)
             if not answer.done() and not self._wire.lost:
@@ -619,7 +633,15 @@ class BubblewrapSandbox:
 def _absolute(path: str) -> bytes:
     if not path.startswith("/") or "\0" in path:
         raise ValueError(f"path {path!r} is not absolute")
-    return os.fsencode(path)
+    return _encode(path)
+
+
+def _encode(text: str) -> bytes:
+    """UTF-8, with undecodable bytes of file names as Python's `os.fsdecode` gave them; any text has a form."""
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
 
 
 def _words(answer: Sequence[bytes]) -> str:
@@ -631,6 +653,18 @@ def _file_error(sandbox: str, answer: Sequence[bytes]) -> Exception:
         return SandboxError(f"sandbox {sandbox} gave an answer of {len(answer)} parts")
     code, path, text = int(answer[0]), os.fsdecode(answer[1]), answer[2].decode("utf-8", "replace")
     return OSError(code, text, path) if code else ValueError(f"{path} {text}")
+
+
+@dataclass(slots=True)
+class _Life:
+    """What has to be undone for one sandbox."""
+
+    name: str
+    limits: Limits
+    group: Group
+    ended: asyncio.Future[str]
+    wire: _Wire
+    ending: asyncio.Task[None] | None = None
 
 
 class Backend:
@@ -646,10 +680,10 @@ class Backend:
         self._cgroups = Cgroups()
         self._cgroups.reap()
         self._launcher = Launcher(self._host)
-        self._stuck: list[Group] = []
+        self._lives: dict[str, _Life] = {}
 
-    async def start(self, name: str, spec: SandboxSpec, timeout_s: float) -> tuple[BubblewrapSandbox, Group]:
-        """Start one sandbox; whatever happens, nothing is left over unless it is returned.
+    async def start(self, name: str, spec: SandboxSpec, timeout_s: float) -> BubblewrapSandbox:
+        """Start one sandbox. However this ends, what is not returned is ended too.
 
         Raises:
             SandboxStartError: it did not start in time or ended at once.
@@ -658,27 +692,23 @@ class Backend:
         try:
             group = self._cgroups.take(spec.limits)
         except OSError as error:
-            raise SandboxStartError(f"no control group for a sandbox: {error}") from error
+            raise SandboxStartError(f"no control group for sandbox {name}: {error}") from error
         ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                ended = self._launcher.start(name, shown, spec.limits, group, theirs)
-        except BaseException:
-            ours.close()
-            self._cgroups.give(group, spec.limits)
-            raise
+        ours.setblocking(False)
         wire = _Wire()
+        life = _Life(name, spec.limits, group, self._launcher.start(name, shown, spec.limits, group, theirs), wire)
+        self._lives[name] = life
         try:
-            ours.setblocking(False)
             await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=ours)
             await asyncio.wait((wire.hello,), timeout=timeout_s)
+            if not wire.hello.done():
+                await asyncio.wait((wire.hello,), timeout=SECOND_LOOK_S)
             if not wire.hello.done() or wire.hello.cancelled():
-                raise await self._failure(name, ended, timeout_s)
+                raise await self._failure(life, timeout_s)
         except BaseException:
-            wire.close()
             if not wire.connected:
                 ours.close()
-            await asyncio.shield(self._end(name, ended, group, spec.limits))
+            await self.stop(name)
             raise
         enforced = {
             "memory_mib": "rlimit (each process)",
@@ -688,33 +718,47 @@ class Backend:
             "output_bytes": "server",
             **self._cgroups.enforced(),
         }
-        sandbox = BubblewrapSandbox(name, spec, enforced, self._launcher, wire, ended, environment(spec))
-        return sandbox, group
+        return BubblewrapSandbox(name, spec, enforced, self._launcher, wire, life.ended, environment(spec))
 
-    async def _failure(self, name: str, ended: asyncio.Future[str], timeout_s: float) -> SandboxStartError:
-        await asyncio.wait((ended,), timeout=STOP_S)
-        if ended.done():
-            return SandboxStartError(f"sandbox {name} did not start: {ended.result().strip() or 'it ended at once'}")
-        return SandboxStartError(f"sandbox {name} did not start within {timeout_s} s; raise sandbox.start_timeout_s")
+    async def _failure(self, life: _Life, timeout_s: float) -> SandboxStartError:
+        await asyncio.wait((life.ended,), timeout=STOP_S)
+        if life.ended.done():
+            words = life.ended.result().strip() or "it ended at once"
+            return SandboxStartError(f"sandbox {life.name} did not start: {words}")
+        return SandboxStartError(
+            f"sandbox {life.name} did not start within {timeout_s} s; raise sandbox.start_timeout_s or lower the load"
+        )
 
-    async def stop(self, sandbox: BubblewrapSandbox, group: Group) -> None:
-        """End one sandbox and all in it."""
-        sandbox._wire.close()
-        await self._end(sandbox.id, sandbox._ended, group, sandbox.spec.limits)
+    async def stop(self, name: str) -> None:
+        """End one sandbox and all in it, to the end even if the caller is cancelled. Ended ones are ignored."""
+        life = self._lives.get(name)
+        if life is None:
+            return
+        if life.ending is None:
+            life.ending = asyncio.ensure_future(self._end(life))
+        await asyncio.shield(life.ending)
 
-    async def _end(self, name: str, ended: asyncio.Future[str], group: Group, limits: Limits) -> None:
-        await asyncio.wait((ended,), timeout=STOP_S)
-        if not ended.done():
-            self._launcher.kill(name)
-            await asyncio.wait((ended,), timeout=GRACE_S)
-        if ended.done():
-            self._cgroups.give(group, limits)
-        else:
-            self._stuck.append(group)
+    async def _end(self, life: _Life) -> None:
+        life.wire.close()
+        await asyncio.wait((life.ended,), timeout=STOP_S)
+        if not life.ended.done():
+            self._launcher.kill(life.name)
+            await asyncio.wait((life.ended,), timeout=GRACE_S)
+        del self._lives[life.name]
+        if life.ended.done() and life.ended.result() != LAUNCHER_GONE:
+            self._cgroups.give(life.group, life.limits)
 
-    def close(self) -> None:
-        """End the launcher, and with it what is left; remove the control groups."""
+    async def close(self) -> None:
+        """End every sandbox, then the launcher; remove the control groups."""
+        if self._lives:
+            await asyncio.wait([asyncio.ensure_future(self.stop(name)) for name in self._lives], timeout=2 * GRACE_S)
+        self._launcher.stop()
+        for _ in range(100):
+            if self._cgroups.clear():
+                return
+            await asyncio.sleep(0.02)
+
+    def abort(self) -> None:
+        """End everything without waiting for it; a later pool removes the control groups that are left."""
         self._launcher.stop()
         self._cgroups.clear()
-        for group in self._stuck:
-            remove(group)

@@ -87,7 +87,6 @@ class SandboxPool:
         self.concurrency = choose_concurrency(config, len(os.sched_getaffinity(0)), available_memory_mib())
         self._places = asyncio.Semaphore(self.concurrency)
         self._numbers = itertools.count(1)
-        self._open: set[asyncio.Task[object]] = set()
         self._closed = False
         self._number = next(_pools)
         base = _base_directory()
@@ -112,17 +111,13 @@ class SandboxPool:
             raise SandboxError(f"the sandbox pool of run {self.run} is closed; open a new one")
         async with self._places:
             name = f"{self.run}-{os.getpid()}-{self._number}-{next(self._numbers)}"
-            sandbox, group = await self._backend.start(name, spec, self.config.start_timeout_s)
+            if self._closed:
+                raise SandboxError(f"the sandbox pool of run {self.run} was closed while waiting for a place")
+            sandbox = await self._backend.start(name, spec, self.config.start_timeout_s)
             try:
                 yield sandbox
             finally:
-                await self._finish(asyncio.ensure_future(self._backend.stop(sandbox, group)))
-
-    async def _finish(self, ending: asyncio.Task[None]) -> None:
-        """Wait for an ending to its end, even if this task is cancelled meanwhile."""
-        self._open.add(ending)
-        ending.add_done_callback(self._open.discard)
-        await asyncio.shield(ending)
+                await self._backend.stop(name)
 
     async def check(self) -> None:
         """Start one sandbox, run a command in it, end it.
@@ -143,10 +138,11 @@ class SandboxPool:
         if self._closed:
             return
         self._closed = True
-        if self._open:
-            await asyncio.wait(tuple(self._open), timeout=30)
-        self._backend.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        try:
+            await self._backend.close()
+        finally:
+            self._backend.abort()
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     async def __aenter__(self) -> Self:
         return self
