@@ -161,6 +161,14 @@ _TWINS: Mapping[str, str] = {
     "union": "intersection",
     "intersection": "union",
 }
+_OTHER_ERROR: Mapping[str, str] = {
+    "KeyError": "IndexError",
+    "IndexError": "KeyError",
+    "ValueError": "TypeError",
+    "TypeError": "ValueError",
+}
+_CLEANERS = frozenset({"strip", "lstrip", "rstrip", "lower", "upper", "copy", "splitlines", "title", "casefold"})
+_CONVERTERS = frozenset({"list", "tuple", "sorted", "reversed", "set", "str", "int", "float", "abs", "iter", "dict"})
 
 
 def flip_comparison(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
@@ -250,9 +258,10 @@ def drop_not(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
 
 def drop_guard(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
     """An `if` that only returns, raises or skips is forgotten."""
-    if isinstance(node, ast.If) and not node.orelse and len(node.body) == 1:
-        if isinstance(node.body[0], ast.Return | ast.Raise | ast.Continue | ast.Break):
-            yield from _without_line(node, source)
+    if not isinstance(node, ast.If) or node.orelse or len(node.body) != 1:
+        return
+    if isinstance(node.body[0], ast.Return | ast.Raise | ast.Continue | ast.Break):
+        yield from _without_line(node, source)
 
 
 def drop_branch(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
@@ -267,10 +276,9 @@ def drop_branch(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
 
 def drop_statement(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
     """One assignment to an attribute, an item or an existing name, or one call for its effect, is forgotten."""
-    called = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-    stored = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute | ast.Subscript)
-    if called or stored or isinstance(node, ast.AugAssign):
-        yield from _without_line(node, source)
+    match node:
+        case ast.Expr(value=ast.Call()) | ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) | ast.AugAssign():
+            yield from _without_line(node, source)
 
 
 def swap_arguments(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
@@ -280,14 +288,9 @@ def swap_arguments(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit
     first, second = node.args[:2]
     if isinstance(first, ast.Starred) or isinstance(second, ast.Starred) or source.text(first) == source.text(second):
         return
-    if all(
-        isinstance(argument, ast.Name | ast.Attribute | ast.Constant | ast.Subscript) for argument in (first, second)
-    ):
-        yield Edit(
-            source.start(first),
-            source.end(second),
-            source.text(second) + source.between(first, second) + source.text(first),
-        )
+    if all(isinstance(item, ast.Name | ast.Attribute | ast.Constant | ast.Subscript) for item in (first, second)):
+        swapped = source.text(second) + source.between(first, second) + source.text(first)
+        yield Edit(source.start(first), source.end(second), swapped)
 
 
 def drop_argument(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
@@ -343,13 +346,7 @@ def narrow_except(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]
     if isinstance(node.type, ast.Tuple) and len(node.type.elts) > 1:
         yield source.replace(node.type, source.text(node.type.elts[0]))
     elif isinstance(node.type, ast.Name):
-        others = {
-            "KeyError": "IndexError",
-            "IndexError": "KeyError",
-            "ValueError": "TypeError",
-            "TypeError": "ValueError",
-        }
-        yield source.replace(node.type, others.get(node.type.id, "LookupError"))
+        yield source.replace(node.type, _OTHER_ERROR.get(node.type.id, "LookupError"))
 
 
 def swap_call(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
@@ -367,12 +364,11 @@ def drop_call(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
     """`x.strip()` or `list(x)` becomes `x`."""
     if not isinstance(node, ast.Call) or node.keywords:
         return
-    if isinstance(node.func, ast.Attribute) and not node.args:
-        if node.func.attr in ("strip", "lstrip", "rstrip", "lower", "upper", "copy", "splitlines", "title", "casefold"):
-            yield source.replace(node, source.text(node.func.value))
-    elif isinstance(node.func, ast.Name) and len(node.args) == 1 and isinstance(node.args[0], ast.Name | ast.Attribute):
-        if node.func.id in ("list", "tuple", "sorted", "reversed", "set", "str", "int", "float", "abs", "iter", "dict"):
-            yield source.replace(node, source.text(node.args[0]))
+    match node.func, node.args:
+        case ast.Attribute(value=value, attr=name), [] if name in _CLEANERS:
+            yield source.replace(node, source.text(value))
+        case ast.Name(id=name), [ast.Name() | ast.Attribute() as argument] if name in _CONVERTERS:
+            yield source.replace(node, source.text(argument))
 
 
 def swap_ternary(node: ast.AST, source: Source, scope: Scope) -> Iterator[Edit]:
