@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deepswe.config import FrozenLakeTasks, Recipe
+from deepswe.config import BundledTasks, FrozenLakeTasks, MicroTasks, Recipe
 from deepswe.envs.base import Suite
 from deepswe.envs.frozenlake import FrozenLakeSuite
+from deepswe.envs.solvers import Solver, gold_solver
+from deepswe.envs.swe import SweSuite
+from deepswe.grading.tree import Workshop
 from deepswe.progress import Progress
+from deepswe.sandbox.pool import SandboxPool, limits_of
+from deepswe.tasks.bundled import bundled_task_set
+from deepswe.tasks.layers import LayerCache, default_cache_root
+from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.solver import micro_solver
+from deepswe.tasks.task import HiddenTests, Task, TaskSet
+from deepswe.types import ToolCall
 
 UNBOUNDED = 1 << 16
 """Attempts in flight where no sandbox limits them."""
@@ -39,3 +51,30 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
     """
     if isinstance(recipe.tasks, FrozenLakeTasks):
         yield OpenSuite(FrozenLakeSuite(recipe.tasks), UNBOUNDED)
+        return
+    cache = LayerCache(default_cache_root(os.environ))
+    async with SandboxPool(recipe.sandbox, recipe.run.name) as pool:
+        # A thread, so that an interrupt does not wait for a build.
+        tasks = await asyncio.to_thread(_build, recipe.tasks, cache, progress)
+        workshop = Workshop(pool.open, cache.path, limits_of(recipe.sandbox), {"run": recipe.run.name})
+        suite = SweSuite(tasks, workshop, recipe.agent, solver=_solver(recipe))
+
+        def counters() -> dict[str, int]:
+            return {"grade_runs": suite.counts.runs, "grade_reused": suite.counts.reuses}
+
+        yield OpenSuite(suite, pool.concurrency, counters)
+
+
+def _build(tasks: MicroTasks | BundledTasks, cache: LayerCache, progress: Progress) -> TaskSet:
+    if isinstance(tasks, MicroTasks):
+        return micro_task_set(tasks)
+    return bundled_task_set(tasks, cache, progress)
+
+
+def _solver(recipe: Recipe) -> Solver:
+    mistakes = recipe.imitation.mistakes
+
+    def solve(task: Task, hidden: HiddenTests, seed: int) -> Generator[ToolCall, str, None]:
+        return micro_solver(task, hidden, seed=seed, mistakes=mistakes)
+
+    return solve if isinstance(recipe.tasks, MicroTasks) else gold_solver
