@@ -194,23 +194,26 @@ def grid(task: LakeTask, position: Cell) -> str:
 
 
 def relational(task: LakeTask, position: Cell) -> str:
-    """What P sees from where it stands, in few tokens: `0210Down0Right1`.
+    """What P sees from where it stands, in few tokens: `hole 2 goal wall Down 0 Right 3`.
 
-    First, for Left, Down, Right and Up, how many cells P could walk before the edge, a hole, or on to the goal (0: the
-    neighbour is the edge or a hole). Then how far away the goal is, vertically and horizontally.
+    First, looking Left, Down, Right and Up: "goal" if only ice lies before it, else the number of cells that P could
+    walk, or what stands in the way at once ("wall" or "hole"). Then how far away the goal is.
     """
-    free = "".join(str(_free_cells(task.rows, position, move)) for move in MOVES)
+    sights = " ".join(_look(task.rows, position, move) for move in MOVES)
     down, right = task.goal[0] - position[0], task.goal[1] - position[1]
-    return f"{free}{'Up' if down < 0 else 'Down'}{abs(down)}{'Left' if right < 0 else 'Right'}{abs(right)}"
+    return f"{sights} {'Up' if down < 0 else 'Down'} {abs(down)} {'Left' if right < 0 else 'Right'} {abs(right)}"
 
 
-def _free_cells(rows: Sequence[str], cell: Cell, move: str) -> int:
-    count = 0
-    while (reached := _step(rows, cell, move)) != cell and rows[reached[0]][reached[1]] != "H":
-        count, cell = count + 1, reached
-        if rows[cell[0]][cell[1]] == "G":
-            break
-    return count
+def _look(rows: Sequence[str], cell: Cell, move: str) -> str:
+    walked = 0
+    while (reached := _step(rows, cell, move)) != cell:
+        glyph = rows[reached[0]][reached[1]]
+        if glyph == "G":
+            return "goal"
+        if glyph == "H":
+            return str(walked) if walked else "hole"
+        walked, cell = walked + 1, reached
+    return str(walked) if walked else "wall"
 
 
 class FrozenLakeSuite:
@@ -236,12 +239,17 @@ class FrozenLakeSuite:
         return self.open(task, seed=seed)
 
     def corpus(self) -> Iterator[str]:
-        """What is said on 200 training maps: the opening, the moves and the answer to no move."""
+        """What is said on 200 training maps: the opening, the answer to no move, and the moves as they may be written.
+
+        A tokenizer trained on it has one token for each spelling of a move, so that a policy with random weights now
+        and then names one.
+        """
         for task in self.split("train")[:200]:
             env = self.open(task, seed=0)
             yield env.opening()
             yield env.observe(hint=True)
-            yield from MOVES
+            for move in MOVES:
+                yield from (f"{space}{word}" for space in ("", " ") for word in (move, move.lower(), move.upper()))
 
     def reference(self, task: LakeTask, *, seed: int) -> Iterator[str] | None:
         """The moves of a shortest path; None on slippery ice, where no fixed path is a solution."""
