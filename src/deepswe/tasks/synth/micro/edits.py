@@ -1,0 +1,177 @@
+"""One-line edits of Python text: the space of bugs of micro repositories, and of a solver's guesses.
+
+An edit changes one token, a pair of operands or a pair of arguments in one line of a function's body (or the default
+in its signature). Docstrings and strings are never touched. Each edit has a kind; the kinds in `UNSEEN_KINDS` occur in
+no training task, neither as a bug nor as a guess of the reference solver.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+UNSEEN_KINDS = frozenset({"slice", "flag", "division", "overwrite"})
+TRAINING_KINDS = frozenset(
+    {
+        *("boundary", "direction", "equality", "arithmetic", "augmented", "boolean", "builtin", "method", "constant"),
+        *("initial", "index", "default", "range", "variable", "return", "arguments", "operands", "negation"),
+    }
+)
+
+_TOKEN = re.compile(r'"[^"\n]*"|\w+|-\d+|[<>=!+\-*/%]=|//|\S')
+_SWAPS: dict[str, tuple[tuple[str, str], ...]] = {
+    "<": (("<=", "boundary"), (">", "direction")),
+    "<=": (("<", "boundary"), (">=", "direction")),
+    ">": ((">=", "boundary"), ("<", "direction")),
+    ">=": ((">", "boundary"), ("<=", "direction")),
+    "==": (("!=", "equality"),),
+    "!=": (("==", "equality"),),
+    "+": (("-", "arithmetic"), ("*", "arithmetic")),
+    "-": (("+", "arithmetic"),),
+    "*": (("+", "arithmetic"),),
+    "//": (("%", "division"),),
+    "%": (("//", "division"),),
+    "+=": (("-=", "augmented"), ("=", "overwrite")),
+    "-=": (("+=", "augmented"), ("=", "overwrite")),
+    "*=": (("+=", "augmented"), ("=", "overwrite")),
+    "and": (("or", "boolean"),),
+    "or": (("and", "boolean"),),
+    "min": (("max", "builtin"),),
+    "max": (("min", "builtin"),),
+    "any": (("all", "builtin"),),
+    "all": (("any", "builtin"),),
+    "sum": (("len", "builtin"),),
+    "len": (("sum", "builtin"),),
+    "upper": (("lower", "method"),),
+    "lower": (("upper", "method"),),
+    "lstrip": (("rstrip", "method"),),
+    "rstrip": (("lstrip", "method"),),
+    "startswith": (("endswith", "method"),),
+    "endswith": (("startswith", "method"),),
+    "True": (("False", "flag"),),
+    "False": (("True", "flag"),),
+}
+_INITIAL = re.compile(r"\s+\w+ = -?\d+$")
+_COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """One changed line.
+
+    Attributes:
+        line: index of the line in the module, from 0.
+        text: the line after the edit, with its indentation.
+        kind: what sort of change it is.
+    """
+
+    line: int
+    text: str
+    kind: str
+
+
+def apply(source: str, edit: Edit) -> str:
+    """The module after the edit."""
+    lines = source.split("\n")
+    lines[edit.line] = edit.text
+    return "\n".join(lines)
+
+
+def edits(source: str, function: str) -> tuple[Edit, ...]:
+    """Every edit of one function, in the order of the text.
+
+    Args:
+        source: a module.
+        function: name of a function at its top level.
+    """
+    node = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    lines = source.split("\n")
+    parameters = [argument.arg for argument in node.args.args]
+    stored = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    names = tuple(dict.fromkeys([*parameters, *stored]))
+    first = node.lineno - 1
+    found = list(_defaults(lines[first], first))
+    body_start = node.body[1].lineno - 1  # body[0] is the docstring
+    for index in range(body_start, node.end_lineno or body_start):
+        found += _line_edits(lines[index], index, names)
+    unique = {(edit.line, edit.text): edit for edit in reversed(found) if edit.text != lines[edit.line]}
+    return tuple(sorted(unique.values(), key=lambda e: (e.line, e.text)))
+
+
+def _defaults(line: str, index: int) -> Iterator[Edit]:
+    for match in re.finditer(r"=(\d+)", line):
+        for value in _neighbours(int(match[1])):
+            yield Edit(index, f"{line[: match.start(1)]}{value}{line[match.end(1) :]}", "default")
+
+
+def _neighbours(value: int) -> tuple[int, ...]:
+    return (value + 1, value - 1) if value > 0 else (value + 1,)
+
+
+def _line_edits(line: str, index: int, names: tuple[str, ...]) -> Iterator[Edit]:
+    tokens = list(_TOKEN.finditer(line))
+    texts = [token[0] for token in tokens]
+    for place, token in enumerate(tokens):
+        for replacement, kind in _replacements(line, texts, place, names):
+            yield Edit(index, line[: token.start()] + replacement + line[token.end() :], kind)
+    yield from _wider_edits(line, index)
+
+
+def _replacements(line: str, texts: list[str], place: int, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    text = texts[place]
+    yield from _SWAPS.get(text, ())
+    if re.fullmatch(r"-?\d+", text):
+        yield from _other_numbers(line, texts, place)
+    elif text in names and not _is_target(texts, place):
+        kind = "return" if texts[0] == "return" and len(texts) == 2 else "variable"
+        yield from ((name, kind) for name in names if name != text)
+
+
+def _other_numbers(line: str, texts: list[str], place: int) -> Iterator[tuple[str, str]]:
+    before = texts[place - 1] if place else ""
+    after = texts[place + 1] if place + 1 < len(texts) else ""
+    value = int(texts[place])
+    if before == "[" and after == "]":
+        yield from ((str(other), "index") for other in (0, -1, 1) if other != value)
+        return
+    if _INITIAL.match(line):
+        kind = "initial"
+    elif "get" in texts[:place] and before == ",":
+        kind = "default"
+    elif "range" in texts[:place]:
+        kind = "range"
+    else:
+        kind = "constant"
+    yield from ((str(other), kind) for other in _neighbours(value))
+
+
+def _is_target(texts: list[str], place: int) -> bool:
+    after = texts[place + 1] if place + 1 < len(texts) else ""
+    before = texts[place - 1] if place else ""
+    return after in {"=", "+=", "-=", "*=", "("} or before == "for" or (after == "." and texts[place + 2] == "append")
+
+
+def _wider_edits(line: str, index: int) -> Iterator[Edit]:
+    for match in re.finditer(r"\b(\w+) - (\w+)\b", line):
+        if not match[2].isdigit():
+            yield _spliced(line, index, match, f"{match[2]} - {match[1]}", "operands")
+    for match in re.finditer(r"\b(\w+_\w+)\((\w+), (\w+)\)", line):
+        yield _spliced(line, index, match, f"{match[1]}({match[3]}, {match[2]})", "arguments")
+    for match in re.finditer(r"\[(\w*):(\w*)\]", line):
+        yield _spliced(line, index, match, f"[{match[2]}:{match[1]}]", "slice")
+    for match in re.finditer(r"range\((\w+)\)", line):
+        yield _spliced(line, index, match, f"range(1, {match[1]})", "range")
+    for match in re.finditer(r"range\(1, (\w+)\)", line):
+        yield _spliced(line, index, match, f"range({match[1]})", "range")
+    for match in re.finditer(r"(range\(\w+, \w+)( \+ 1)?\)", line):
+        yield _spliced(line, index, match, match[1] + ("" if match[2] else " + 1") + ")", "range")
+    for match in re.finditer(r"\bif not ", line):
+        yield _spliced(line, index, match, "if ", "negation")
+    if re.match(r"\s+if (?!not )", line) and not _COMPARISONS & set(line.split()):
+        yield Edit(index, line.replace("if ", "if not ", 1), "negation")
+
+
+def _spliced(line: str, index: int, match: re.Match[str], text: str, kind: str) -> Edit:
+    return Edit(index, line[: match.start()] + text + line[match.end() :], kind)
