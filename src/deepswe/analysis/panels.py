@@ -73,8 +73,12 @@ class Panel:
 
 
 def run_panels(run: RunRecord) -> tuple[Panel, ...]:
-    """The panels that have something to show, the most important first. Keys that a run lacks leave no trace."""
+    """The panels that have something to show, the most important first. Keys that a run lacks leave no trace.
+
+    A step in which nothing trained ("updates" is 0) measured nothing of the learner, so it has no point there.
+    """
     train = run.of_kind("train")
+    learned = tuple(row for row in train if number(row, "updates") != 0)
     panels = (
         Panel(
             "Held-out pass@1",
@@ -117,25 +121,25 @@ def run_panels(run: RunRecord) -> tuple[Panel, ...]:
         Panel(
             "Entropy",
             "Mean entropy of the next-token distribution on sampled tokens, in nats.",
-            _curves(train, {"entropy": "entropy"}),
+            _curves(learned, {"entropy": "entropy"}),
             "positive",
         ),
         Panel(
             "Gradient norm",
             "Before clipping.",
-            _curves(train, {"grad_norm": "gradient norm"}),
+            _curves(learned, {"grad_norm": "gradient norm"}),
             "positive",
         ),
         Panel(
             "Clipped tokens",
             "Share of trained tokens at which the lower or the upper bound stopped the gradient.",
-            _curves(train, {"clip_low": "lower bound", "clip_high": "upper bound"}),
+            _curves(learned, {"clip_low": "lower bound", "clip_high": "upper bound"}),
             "positive",
         ),
         Panel(
             "KL to the sampler",
             "Estimate of the divergence between the sampling and the training distribution, in nats a token.",
-            _curves(train, {"kl_sampler": "KL"}),
+            _curves(learned, {"kl_sampler": "KL"}),
         ),
         Panel(
             "Seconds a step",

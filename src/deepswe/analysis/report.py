@@ -301,7 +301,9 @@ def _duration(seconds: float) -> str:
     hours, minutes = divmod(whole // 60, 60)
     if hours:
         return f"{hours} h {minutes} min"
-    return f"{minutes} min {whole % 60} s" if minutes else f"{seconds:.3g} s"
+    if minutes:
+        return f"{minutes} min {whole % 60} s"
+    return "under 0.01 s" if seconds < 0.01 else f"{seconds:.3g} s"
 
 
 def _words(text: str) -> str:

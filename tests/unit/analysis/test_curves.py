@@ -37,6 +37,18 @@ def test_missing_null_and_infinite_values_leave_gaps(tmp_path: Path) -> None:
     write_curves(tmp_path)
 
 
+def test_a_step_without_an_update_has_no_point_of_the_learner(tmp_path: Path) -> None:
+    write_metrics(
+        tmp_path,
+        [
+            {"kind": "train", "step": 1, "reward_mean": 0.0, "updates": 0, "entropy": 0.0},
+            {"kind": "train", "step": 2, "reward_mean": 0.5, "updates": 1, "entropy": 0.7},
+        ],
+    )
+    points = {panel.title: panel.series[0].points for panel in run_panels(read_run(tmp_path))}
+    assert points == {"Training reward": ((1.0, 0.0), (2.0, 0.5)), "Entropy": ((2.0, 0.7),)}
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_that_has_just_begun_can_be_drawn(tmp_path: Path, steps: int) -> None:
     rows = [
