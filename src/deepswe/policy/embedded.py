@@ -30,9 +30,15 @@ from deepswe.errors import DeepsweError, PolicyError, boundary
 from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.rows import RowCache
 
+# One prefill pass: at most so many tokens, so many per row, and so much more padding for one more row. A pass costs
+# about as much by itself as _PADDING tokens do.
 _PASS_TOKENS = 4096
 _CHUNK = 512
+_PADDING = 64
+# Attention reads a multiple of this many positions.
 _EXTENT_STEP = 16
+# A shorter common prefix is not worth a copy.
+_LEAST_SHARED = 16
 
 Finish = Literal["stop", "length", "timeout"]
 
@@ -95,7 +101,11 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Row:
-    """A trajectory known to the cache: `tokens[:cached]` have their keys and values in row `slot`."""
+    """A trajectory known to the cache: `tokens[:cached]` have their keys and values in row `slot`.
+
+    While it waits for its prefill, `source` is the row whose first `cached` positions are copied into it first, and
+    `level` counts how many prefills come before: the source's is one less.
+    """
 
     name: str
     slot: int
@@ -104,6 +114,8 @@ class _Row:
     version: int = 0
     used: int = 0
     request: _Request | None = None
+    source: _Row | None = None
+    level: int = 0
 
 
 class _Engine:
@@ -152,22 +164,30 @@ class _Engine:
             self._slots[row.slot] = None
 
     def admit(self, requests: Sequence[_Request], version: int) -> list[_Row]:
-        """Give each request a row behind the active ones, reusing what is cached of its stream."""
-        self._clock += 1
-        # Those with a row first, so that none of them makes room for another.
-        known_first = sorted(requests, key=lambda request: request.name not in self._rows)
-        joining = [self._row_for(request, version) for request in known_first]
-        joining.sort(key=lambda row: (len(row.tokens) - row.cached, row.name))
-        self._arrange(self.active, joining)
-        self.active.extend(joining)
-        return joining
+        """Give each request a row behind the active ones, reusing what is cached of its stream or of a like one.
 
-    def make_stale(self, version: int) -> list[_Row]:
-        """After a change of weights: every row is to be computed anew, those returned (the active ones) at once."""
+        Returns:
+            the rows to prefill, side by side: those of the requests and, after a change of version, all active ones.
+        """
+        self._clock += 1
+        kept, fresh = self.active, []
+        if self.is_stale(version):
+            kept, fresh = [], self.active
         for row in self._rows.values():
-            row.cached, row.version = 0, version
-        self._dirty = True
-        return list(self.active)
+            if row.version != version:
+                row.cached, row.version = 0, version
+        # Requests that have a row come first, so that none of them makes room for another.
+        known_first = sorted(requests, key=lambda request: request.name not in self._rows)
+        fresh = [*fresh, *(self._row_for(request, version) for request in known_first)]
+        self._share(kept, fresh)
+        fresh.sort(key=lambda row: (row.level, len(row.tokens) - row.cached, row.name))
+        self._arrange(kept, fresh)
+        self.active = [*kept, *fresh]
+        return fresh
+
+    def is_stale(self, version: int) -> bool:
+        """Whether an active row was computed under another version."""
+        return any(row.version != version for row in self.active)
 
     def drop(self, leaving: Sequence[_Row]) -> None:
         """Park rows whose turn is over: the last rows take their places among the active ones."""
@@ -183,18 +203,24 @@ class _Engine:
         self.active = active
 
     def prefill(self, rows: Sequence[_Row]) -> None:
-        """Compute what is new of each row and sample its next token. Rows lie side by side in the cache."""
+        """Compute what is new of each row and sample its next token. The rows are as `admit` returned them."""
         begin = 0
         while begin < len(rows):
             end = begin + 1
             longest = len(rows[begin].tokens) - rows[begin].cached
-            while end < len(rows):
+            while end < len(rows) and rows[end].level == rows[begin].level:
                 longer = max(longest, len(rows[end].tokens) - rows[end].cached)
-                if min(longer, _CHUNK) * (end - begin + 1) > _PASS_TOKENS:
+                padding = (longer - longest) * (end - begin)
+                if padding > _PADDING or min(longer, _CHUNK) * (end - begin + 1) > _PASS_TOKENS:
                     break
                 longest, end = longer, end + 1
-            self._prefill_group(rows[begin:end], longest)
+            group = rows[begin:end]
+            copies = [(row.source.slot, row.slot) for row in group if row.source is not None]
+            self._cache.move(copies, max(row.cached for row in group))
+            self._prefill_group(group, longest)
             begin = end
+        for row in rows:
+            row.source, row.level = None, 0
         self._dirty = True
 
     def decode(self) -> None:
@@ -215,14 +241,54 @@ class _Engine:
         for row in self.active:
             row.cached = len(row.tokens) - 1
 
+    def _share(self, kept: Sequence[_Row], fresh: Sequence[_Row]) -> None:
+        """Let rows with nothing cached start from the longest prefix that another row has or is about to have.
+
+        In the lexicographic order of the streams, the longest common prefix with any earlier one is that with the one
+        before. Attempts at one task share their whole prompt, tasks of one suite its head.
+        """
+        running = set(map(id, kept))
+        ready = {
+            id(row): len(row.tokens) - 1 if id(row) in running else row.cached
+            for row in self._rows.values()
+            if id(row) in running or row.cached
+        }
+        needy = [row for row in fresh if not row.cached]
+        if not needy:
+            return
+        donors = [row for row in self._rows.values() if id(row) in ready]
+        order = sorted([*donors, *needy], key=lambda row: (row.tokens, row.name))
+        donor_after: list[_Row | None] = [None] * len(order)
+        for index in range(len(order) - 2, -1, -1):
+            after = order[index + 1]
+            donor_after[index] = after if id(after) in ready else donor_after[index + 1]
+        for index, row in enumerate(order):
+            if id(row) in ready:
+                continue
+            before, shared = None, 0
+            if index:
+                before = order[index - 1]
+                shared = self._shared(before, row, ready)
+                while before.source is not None and before.cached >= shared:
+                    before = before.source
+            after_row = donor_after[index]
+            if after_row is not None and (more := self._shared(after_row, row, ready)) > shared:
+                before, shared = after_row, more
+            if before is not None and shared >= _LEAST_SHARED:
+                row.source, row.cached = before, shared
+                row.level = 0 if id(before) in ready else before.level + 1
+
+    def _shared(self, source: _Row, row: _Row, ready: dict[int, int]) -> int:
+        limit = min(ready.get(id(source), len(source.tokens)), len(row.tokens) - 1)
+        return _common_prefix(source.tokens[:limit], row.tokens)
+
     def _row_for(self, request: _Request, version: int) -> _Row:
         row = self._rows.get(request.name)
         if row is None:
             row = self._rows[request.name] = _Row(request.name, self._free_slot(), version=version)
             self._slots[row.slot] = row
-        shared = 0 if row.version != version else _common_prefix(row.tokens[: row.cached], request.stream)
-        row.cached = min(shared, len(request.stream) - 1)
-        row.tokens, row.version, row.request, row.used = request.stream, version, request, self._clock
+        row.cached = min(_common_prefix(row.tokens[: row.cached], request.stream), len(request.stream) - 1)
+        row.tokens, row.request, row.used = request.stream, request, self._clock
         return row
 
     def _free_slot(self) -> int:
@@ -261,10 +327,10 @@ class _Engine:
         moves, used = [], 0
         for slot, row in enumerate(slots):
             if row is not None and row.slot != slot:
-                kept = len(row.tokens) if id(row) in running else row.cached
-                if kept:
+                held = len(row.tokens) if id(row) in running else row.cached
+                if held and row.source is None:
                     moves.append((row.slot, slot))
-                    used = max(used, kept)
+                    used = max(used, held)
                 row.slot = slot
         self._slots = slots
         self._cache.move(moves, min(used, self._cache.capacity))
@@ -653,13 +719,10 @@ class EmbeddedPolicy:
         """Admit, prefill, decode one step, let go."""
         engine = self._engine
         admitted, version = self._take_requests()
-        renewed: list[_Row] = []
-        if any(row.version != version for row in engine.active):
+        if engine.is_stale(version):
             self._let_go(version)
-            renewed = engine.make_stale(version)
-        fresh = renewed + (engine.admit(admitted, version) if admitted else [])
-        if fresh:
-            engine.prefill(fresh)
+        if admitted or engine.is_stale(version):
+            engine.prefill(engine.admit(admitted, version))
             self._let_go(version)
         if engine.active:
             engine.decode()

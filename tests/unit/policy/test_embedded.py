@@ -160,6 +160,55 @@ def test_stream_that_differs_from_the_cached_one_is_computed_from_where_it_diffe
     assert_close(completion.logprobs, reference(lm, stream, completion))
 
 
+def test_attempts_with_a_common_prompt_compute_it_once() -> None:
+    lm = tiny()
+    widths: list[int] = []
+    lm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    head = prompt(0, 100)
+    streams = {f"{task}{i}": [*head, *prompt(task, 40)] for task in (1, 2) for i in range(4)}
+    streams["short"] = head[:50]
+    streams["other"] = prompt(9, 30)
+
+    async def run(policy: EmbeddedPolicy) -> dict[str, Completion]:
+        calls = {n: policy.generate(n, s, sampling(1, seed=3), timeout_s=60) for n, s in streams.items()}
+        return dict(zip(calls, await asyncio.gather(*calls.values()), strict=True))
+
+    async def together(policy: EmbeddedPolicy) -> dict[str, Completion]:
+        async with policy.cohort(list(streams)):
+            return await run(policy)
+
+    with EmbeddedPolicy(lm, deterministic=True) as policy:
+        completions = asyncio.run(together(policy))
+    # 30 and 50 padded together, 90 and 40 for the first attempts at the tasks, 1 for each other; not 8 * 140 + 80.
+    assert sum(widths) == 2 * 50 + 90 + 40 + 6
+    for name, completion in completions.items():
+        assert_close(completion.logprobs, reference(lm, streams[name], completion))
+
+
+def test_late_attempt_starts_from_what_another_has_in_flight() -> None:
+    lm = tiny()
+    widths: list[int] = []
+    lm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    head = prompt(0, 90)
+
+    async def run(policy: EmbeddedPolicy) -> Completion:
+        first = asyncio.ensure_future(policy.generate("a", head, sampling(200, stop=NEVER), timeout_s=60))
+        while len(widths) < 10:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        late = await policy.generate("b", [*head[:80], 1, 2, 3], sampling(4, stop=NEVER), timeout_s=60)
+        await first
+        return late
+
+    with EmbeddedPolicy(lm) as policy:
+        late = asyncio.run(run(policy))
+    assert sorted(widths)[-2:] == [3, 90]
+    assert_close(late.logprobs, reference(lm, [*head[:80], 1, 2, 3], late))
+
+
 def test_seed_decides_and_the_batch_does_not() -> None:
     async def ask(policy: EmbeddedPolicy, seeds: Sequence[int]) -> list[tuple[int, ...]]:
         calls = [
