@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from deepswe.sandbox.base import ExecResult
 from deepswe.tools.declare import ToolResult, Workspace, tool
 from deepswe.tools.output import plural, printable, shorten
+
+_SKIPPED = (".git", "__pycache__")
 
 
 @tool
@@ -30,6 +34,27 @@ async def search(workspace: Workspace, search_term: str, path: str = ".") -> Too
 def _refusal(result: ExecResult, path: str) -> str:
     reason = printable(result.stderr).strip().rpartition(": ")[2] or "it cannot be read"
     return f"{path} cannot be searched: {reason}. Search the directory . instead."
+
+
+def grep_files(files: Mapping[str, bytes], term: str, target: str) -> ExecResult:
+    """What the grep of `search` gives for files in memory: absolute path -> bytes."""
+    prefix = target.rstrip("/") + "/"
+    inside = [
+        name
+        for name in files
+        if name.startswith(prefix) and not set(name[len(prefix) :].split("/")[:-1]) & set(_SKIPPED)
+    ]
+    names = [target] if target in files else inside
+    if not names and not any(name.startswith(prefix) for name in files):
+        return ExecResult(2, b"", f"grep: {target}: No such file or directory\n".encode())
+    wanted, rows = term.encode("utf-8", "surrogateescape"), []
+    for name in names:
+        data = files[name]
+        if b"\0" in data:
+            continue
+        lines = data.removesuffix(b"\n").split(b"\n") if data else []
+        rows += [b"%s\0%d:%s\n" % (name.encode(), n, line) for n, line in enumerate(lines, 1) if wanted in line]
+    return ExecResult(0 if rows else 1, b"".join(rows), b"")
 
 
 def read_matches(output: bytes) -> dict[str, list[tuple[int, str]]]:

@@ -7,6 +7,7 @@ that is killed after its time leaves the state from before it. The command itsel
 
 from __future__ import annotations
 
+import re
 import shlex
 
 from deepswe.sandbox.base import ExecResult
@@ -21,6 +22,12 @@ _SAVE = (
     "builtin shopt -p; builtin set +o; builtin echo {end}; } >&3 2>/dev/null"
 )
 _END = b"# end of state\n"
+_OWN_VARIABLES = re.compile(
+    rb"^declare -\S+ (?:BASH\w*|COMP_\w+|DIRSTACK|EPOCH\w+|EUID|FUNCNAME|GROUPS|HISTCMD|LINENO|PIPESTATUS|PPID|RANDOM"
+    rb"|SANDBOX_\w+|SECONDS|SHELLOPTS|SHLVL|SRANDOM|UID|_)(?:=.*)?\n|^shopt -u compat\d+\n",
+    re.MULTILINE,
+)
+"""Variables that bash sets itself. Most cannot be set, and trying ends the restoring."""
 
 
 @tool
@@ -40,15 +47,15 @@ async def execute_bash(workspace: Workspace, cmd: str) -> ToolResult:
         channel=True,
     )
     if not result.timed_out and result.channel.endswith(_END):
-        workspace.shell = result.channel
+        workspace.shell = _OWN_VARIABLES.sub(b"", result.channel)
     return ToolResult(describe(result, workspace.timeout_s), "command_timeout" if result.timed_out else "")
 
 
 def shell_script(command: str, state: bytes, root: str) -> bytes:
-    """The script that restores `state` and prepares `command`. A readonly variable of the shell is not restored."""
+    """The script that restores `state` and prepares `command`."""
     save = _SAVE.replace("{root}", shlex.quote(root)).replace("{end}", shlex.quote(_END.decode().strip()))
     restore = b"{\n" + state + b"} >/dev/null 2>&1\n" if state else b""
-    prepare = f"exec 2>&1\ntrap -- {shlex.quote(save)} EXIT\n_DEEPSWE_COMMAND={shlex.quote(command)}\n"
+    prepare = f"exec </dev/null 2>&1\ntrap -- {shlex.quote(save)} EXIT\n_DEEPSWE_COMMAND={shlex.quote(command)}\n"
     return prepare.encode("utf-8", "surrogateescape") + restore
 
 

@@ -1,0 +1,119 @@
+"""The report of a test run, out of the bytes that the runner wrote to its own channel.
+
+One record a line: `NONCE SEQUENCE KIND STATUS ID DETAIL`, the last two in hexadecimal UTF-8 (`-` if empty).
+
+    begin     the runner is ready and has imported nothing of the repository yet
+    broken    the runner cannot work, such as without pytest
+    test      the status of one test
+    part      a subtest that did not pass
+    fixture   an error in the clean-up after a test
+    end       the last record; `tampered` where the code under test replaced a part of the test framework
+
+The nonce is fresh for each run and never in a file, an argument or a variable of the environment; a line that does not
+carry it, a missing number in the sequence or a record after the end makes the report unusable. What this does not
+stop: code under test that walks the frames of its own process to find the reporting function. It runs in the same
+process as its tests, so that no in-process report can be proof against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+STATUSES = ("passed", "xpassed", "xfailed", "skipped", "failed", "error")
+"""From best to worst; the worst record of a test is its status."""
+_ENDS = {
+    "ok": "",
+    "tampered": "the code under test replaced a part of the test framework",
+    "incomplete": "the run failed",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run reported.
+
+    Attributes:
+        statuses: test id -> status, of the tests that were reported.
+        details: test id -> one line about why it did not pass.
+        started: the runner itself was ready.
+        problem: why the report is no complete and consistent one; "" if it is.
+        broken: why the runner itself could not work; "" if it could.
+    """
+
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    details: Mapping[str, str] = field(default_factory=dict)
+    started: bool = False
+    problem: str = ""
+    broken: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    kind: str
+    status: str
+    test: str
+    detail: str
+
+
+def read_report(data: bytes, nonce: str) -> Report:
+    """Read a channel's bytes, whatever they are; never raises."""
+    records, problem = _read_records(data, nonce)
+    statuses: dict[str, str] = {}
+    details: dict[str, str] = {}
+    reported: set[str] = set()
+    for record in records:
+        if record.kind not in ("test", "part", "fixture"):
+            continue
+        if record.kind == "test" and record.test in reported:
+            problem = problem or f"{record.test} was reported twice"
+        if record.kind == "test":
+            reported.add(record.test)
+        before = statuses.get(record.test, STATUSES[0])
+        statuses[record.test] = max(before, record.status, key=STATUSES.index)
+        if record.detail and record.status != "passed":
+            details.setdefault(record.test, record.detail)
+    for test in set(statuses) - reported:
+        if statuses[test] == "passed":
+            problem = problem or f"{test} has a part but no result"
+    started = bool(records) and records[0].kind == "begin"
+    broken = next((record.detail for record in records if record.kind == "broken"), "")
+    return Report(statuses, details, started, problem or _closing_problem(records), broken)
+
+
+def _read_records(data: bytes, nonce: str) -> tuple[list[_Record], str]:
+    """The records before the first line that is none, and what is wrong with that line."""
+    records: list[_Record] = []
+    *lines, rest = data.split(b"\n")
+    for number, line in enumerate(lines):
+        record = _read_record(line, nonce, number)
+        if record is None:
+            return records, f"line {number + 1} of the report is not a record of the runner"
+        if records and records[-1].kind == "end":
+            return records, "the report goes on after its end"
+        records.append(record)
+    return records, "the report ends within a record" if rest else ""
+
+
+def _read_record(line: bytes, nonce: str, number: int) -> _Record | None:
+    try:
+        found, sequence, kind, status, test, detail = line.decode("ascii").split(" ")
+        texts = [b"" if text == "-" else bytes.fromhex(text) for text in (test, detail)]
+        test, detail = texts[0].decode("utf-8"), texts[1].decode("utf-8")
+    except ValueError:
+        return None
+    if not nonce or found != nonce or sequence != str(number):
+        return None
+    allowed = {"begin": ("ok",), "broken": ("error",), "end": tuple(_ENDS)}.get(kind, STATUSES)
+    if kind not in ("begin", "broken", "end", "test", "part", "fixture") or status not in allowed:
+        return None
+    return _Record(kind, status, test, detail)
+
+
+def _closing_problem(records: list[_Record]) -> str:
+    if not records or records[0].kind != "begin":
+        return "the runner did not start"
+    last = records[-1]
+    if last.kind != "end":
+        return "the run ended before its report was complete"
+    return "" if last.status == "ok" else f"{_ENDS[last.status]} {last.detail}".strip()

@@ -1,0 +1,1 @@
+"""Programs that run tests inside a sandbox. They are sent as text, so they import nothing of this package."""
