@@ -42,11 +42,8 @@ git -c core.logAllRefUpdates=false commit -q --no-verify --allow-empty -m 'Initi
 read -r commit < .git/refs/heads/main
 echo "$commit"
 """
-_DATES = {
-    "GIT_AUTHOR_DATE": "946684800 +0000",
-    "GIT_COMMITTER_DATE": "946684800 +0000",
-    "GIT_CONFIG_GLOBAL": "/dev/null",
-}
+_DATE = "946684800 +0000"
+_COMMIT_ENVIRONMENT = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE, "GIT_CONFIG_GLOBAL": "/dev/null"}
 _DIFF_SCRIPT = """git add -A -- . || exit 90
 exec git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-renames --no-color "$1" -- \
 . ':(exclude,glob)**/__pycache__/**' ':(exclude,glob)**/*.py[co]' >&3
