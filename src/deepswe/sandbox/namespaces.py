@@ -424,19 +424,19 @@ class Launcher:
         self._ends.clear()
 
 
-def explain_refusal(error: str) -> str:
+_NAMESPACE_SETTINGS = (
+    ("kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+    ("kernel/apparmor_restrict_unprivileged_userns", "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
+    ("user/max_user_namespaces", "0", "user.max_user_namespaces=10000"),
+)
+"""Under /proc/sys: file, the value that forbids namespaces to plain users, the mend."""
+
+
+def explain_refusal(error: str, settings: Path = Path("/proc/sys")) -> str:
     """One line that names the setting which forbids namespaces here, or the way around."""
-    settings = {
-        "/proc/sys/kernel/unprivileged_userns_clone": ("0", "kernel.unprivileged_userns_clone=1"),
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
-            "1",
-            "kernel.apparmor_restrict_unprivileged_userns=0",
-        ),
-        "/proc/sys/user/max_user_namespaces": ("0", "user.max_user_namespaces=10000"),
-    }
-    for path, (forbidding, mend) in settings.items():
+    for name, forbidding, mend in _NAMESPACE_SETTINGS:
         try:
-            value = Path(path).read_text().strip()
+            value = (settings / name).read_text().strip()
         except OSError:
             continue
         if value == forbidding:
