@@ -86,9 +86,7 @@ class TaskRecipe(_Row):
     seed: int
     fail_to_pass: tuple[str, ...]
     test_files: tuple[str, ...]
-    """What grading runs: the files that hold a F2P test, and a few more."""
-    not_passing: tuple[str, ...] = ()
-    """Tests of those files that are neither F2P nor P2P."""
+    """What grading runs: the files that hold a F2P test, and a few more. All else in them that passes is P2P."""
     issue: str
 
     @property
@@ -271,13 +269,13 @@ def make_hidden_tests(row: TaskRecipe, source: RepositorySource) -> HiddenTests:
     """The hidden part: the test files that grading runs and whatever they lean on, as they are in the archive."""
     recipe = source.recipe
     left_out = set(recipe.passing) - set(row.test_files)
-    fail_to_pass, apart = set(row.fail_to_pass), {*row.fail_to_pass, *row.not_passing}
+    fail_to_pass = set(row.fail_to_pass)
     known = [f"{file}::{rest}" for file in row.test_files for rest in recipe.passing[file]]
     return HiddenTests(
         task_id=row.id,
         files={path: text for path, text in source.tests.items() if path not in left_out},
         fail_to_pass=tuple(test for test in known if test in fail_to_pass),
-        pass_to_pass=tuple(test for test in known if test not in apart),
+        pass_to_pass=tuple(test for test in known if test not in fail_to_pass),
         arguments=recipe.arguments,
         timeout_s=GRADING_TIMEOUT_S,
         gold_patch=gold_patch(row, source),
