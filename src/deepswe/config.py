@@ -101,7 +101,9 @@ class FrozenLakeTasks(Section):
     """Longest shortest path to the goal, in moves."""
     slippery: bool = False
     observation: Literal["relational", "grid"] = "grid"
-    """`grid` is the map as text; `relational` names the four neighbours and the direction of the goal."""
+    """`grid` is the map as text; `relational` says what lies in each direction and where the goal is."""
+    no_move: Literal["explain", "end"] = "explain"
+    """An answer that names no move: say how to answer, at the cost of a step, or end the attempt there."""
     seed: int = 0
 
     @model_validator(mode="after")

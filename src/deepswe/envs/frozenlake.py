@@ -131,6 +131,7 @@ class FrozenLakeEnv:
         self._rng = random.Random(seed)
         self._position = task.start
         self._path: list[str] = []
+        self._gave_up = False
 
     async def start(self) -> Sequence[Message]:
         """One message from the user."""
@@ -149,16 +150,16 @@ class FrozenLakeEnv:
         return (HINT if hint else "") + grid(self._task, self._position)
 
     async def act(self, completion: str, *, timeout_s: float) -> Outcome:
-        """Carry out the last move that the completion names; with none, stay and say what to answer.
+        """Carry out the last move that the completion names; with none, say what to answer or end, as configured.
 
         A completion that is nothing but the first letter of a move names it too.
         """
-        cell = self._cell()
-        if cell in "GH":
-            raise EnvironmentFault(f"{self._task.id} is over (on {cell}); open a new environment for a new attempt")
+        if self._cell() in "GH" or self._gave_up:
+            raise EnvironmentFault(f"{self._task.id} is over; open a new environment for a new attempt")
         move = read_move(completion)
         if move is None:
-            return Outcome(self.observe(hint=True), error="no_move")
+            self._gave_up = self._config.no_move == "end"
+            return Outcome(self.observe(hint=True), done=self._gave_up, error="no_move")
         self._path.append(move)
         self._position = _step(self._task.rows, self._position, self._slip(move))
         call = ToolCall("move", {"direction": move})
@@ -169,7 +170,8 @@ class FrozenLakeEnv:
     async def finish(self) -> Verdict:
         """Reward 1 on the goal, else 0; the artifact lists the moves."""
         cell = self._cell()
-        reason = {"G": "", "H": "fell into a hole"}.get(cell, "did not reach the goal")
+        stopped = "named no move" if self._gave_up else "did not reach the goal"
+        reason = {"G": "", "H": "fell into a hole"}.get(cell, stopped)
         return Verdict(Graded(float(cell == "G"), reason=reason), " ".join(self._path))
 
     async def close(self) -> None:

@@ -85,6 +85,14 @@ def test_no_move_costs_a_turn_and_says_what_to_answer():
     assert verdict.artifact == ""
 
 
+def test_no_move_may_end_the_attempt_with_reward_0():
+    _, outcomes, verdict = play(LAKE, "Right", "swim", no_move="end")
+    assert [outcome.done for outcome in outcomes] == [False, True]
+    assert (outcomes[1].error, verdict.grade.reward, verdict.grade.reason) == ("no_move", 0.0, "named no move")
+    with pytest.raises(EnvironmentFault, match="lake is over"):
+        play(LAKE, "swim", "Right", no_move="end")
+
+
 @pytest.mark.parametrize(
     ("text", "move"),
     [
