@@ -22,7 +22,7 @@ from deepswe.session.parts import Parts, run_to_end
 from deepswe.training.checkpoint import latest, save_checkpoint
 from deepswe.training.imitation import Imitation
 from deepswe.training.learner import Learner
-from deepswe.training.loop import TrainingLoop
+from deepswe.training.loop import TrainingLoop, choose_tasks
 from deepswe.training.metrics import MetricsLog
 from deepswe.training.run import RunDirectory, own_run, write_json
 from deepswe.types import Trajectory
@@ -71,6 +71,7 @@ class _Main:
         self._imitated, self._trained = run.checkpoints / "imitation", run.checkpoints / "training"
 
     async def run(self) -> int:
+        self._check_tasks()
         loaded = self._parts.load_model()
         renderer = ChatRenderer(loaded.tokenizer)
         learner = Learner(
@@ -94,6 +95,11 @@ class _Main:
             if start == 0:
                 await self._evaluate(scheduler, "before", 0)
             return await self._learn(loaded, learner, engine, scheduler, start)
+
+    def _check_tasks(self) -> None:
+        """Find out now, not after the imitation, that the task set is too small or lacks a split."""
+        choose_tasks(self._parts.suite.split("train"), count=self._recipe.rollout.tasks_per_step, step=0, seed=0)
+        evaluation_batches(self._parts.suite, self._recipe.evaluation, name="before", step=0)
 
     async def _learn(
         self, loaded: LoadedModel, learner: Learner, engine: EmbeddedPolicy, scheduler: Scheduler, start: int

@@ -1,0 +1,81 @@
+"""Bad input is one clear line on stderr and an exit code that is not 0; the command starts without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepswe.cli.main import main
+
+RECIPE = """
+[run]
+name = "r"
+directory = "{directory}"
+[tasks]
+kind = "frozenlake"
+"""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["deepswe", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["training.stepz=3"], "training.stepz is not a known key"),
+        (["training.steps=many"], "training.steps"),
+        (["training.steps=-1"], "training.steps"),
+        (["sandbox.backend=docker"], "sandbox.backend"),
+        (["tasks.kind=other"], "tasks"),
+        (["nonsense"], "section.key=value"),
+        (["rollout.group_size=1"], "leave_one_out needs at least 2"),
+        (["run.name=a/b"], "run.name"),
+        (["model.path=/nowhere/model"], "/nowhere/model"),
+        (["rollout.tasks_per_step=999999"], "999999"),
+    ],
+)
+def test_a_bad_recipe_is_one_line_that_names_the_key(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(RECIPE.format(directory=tmp_path))
+    code, error = run(monkeypatch, capsys, "train", str(recipe), *arguments)
+    assert code == 1
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_and_a_broken_recipe_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = run(monkeypatch, capsys, "train", str(tmp_path / "no.toml"))
+    assert code == 1
+    assert "no.toml cannot be read" in error
+    (tmp_path / "bad.toml").write_text("[run\n")
+    code, error = run(monkeypatch, capsys, "train", str(tmp_path / "bad.toml"))
+    assert code == 1
+    assert "not valid TOML" in error
+
+
+def test_a_report_of_no_run_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, error = run(monkeypatch, capsys, "report", str(tmp_path / "nothing"))
+    assert code == 1
+    assert "nothing" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["deepswe", "deepswe.config", "deepswe.cli.main", "deepswe.tasks.task"])
+def test_importing_the_package_its_config_or_its_command_loads_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
