@@ -165,11 +165,11 @@ def test_intervals_hold_the_truth_in_93_to_97_percent_of_simulated_evaluations(
     generator = random.Random(7)
     truth = share * easy + (1 - share) * hard
     held_single = held_paired = 0
-    simulations = 1500
+    simulations = 1000
     for _ in range(simulations):
         before: dict[str, list[float]] = {}
         after: dict[str, list[float]] = {}
-        for task in range(60):
+        for task in range(40):
             chance = easy if generator.random() < share else hard
             before[str(task)] = [float(generator.random() < chance) for _ in range(4)]
             after[str(task)] = [float(generator.random() < chance + 0.1) for _ in range(4)]
