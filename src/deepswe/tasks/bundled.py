@@ -161,7 +161,8 @@ def bundled_task_set(
         config: which repositories, and how many tasks; with a limit, tasks are taken from the repositories in turn.
         cache: where the layers are.
         progress: told of each repository.
-        on_failure: told of each repository that cannot be built; its tasks are then left out. None logs a warning.
+        on_failure: told of each repository that cannot be built; its tasks are then left out. None lets `progress` say
+            so, or without that the log.
         catalogue: the recipes; the bundled ones by default.
         pip: how pip is called.
 
@@ -173,7 +174,8 @@ def bundled_task_set(
     catalogue = catalogue or load_catalogue()
     chosen = select_recipes(config, catalogue)
     names = [name for name in catalogue.names if any(row.repo == name for row in chosen)]
-    sources, failures = _build(names, catalogue, cache, pip or Pip(), progress or Silent(), on_failure or _warn)
+    told = on_failure or _teller(progress)
+    sources, failures = _build(names, catalogue, cache, pip or Pip(), progress or Silent(), told)
     if failures and not sources:
         raise next(iter(failures.values()))
     rows = [row for row in chosen if row.repo in sources]
@@ -311,5 +313,12 @@ def _build(
     return sources, failures
 
 
-def _warn(name: str, error: BuildError) -> None:
-    _log.warning("bundled repository %s is left out: %s", name, error)
+def _teller(progress: Progress | None) -> OnFailure:
+    def tell(name: str, error: BuildError) -> None:
+        line = f"bundled repository {name} is left out: {error}"
+        if progress is None:
+            _log.warning(line)
+        else:
+            progress.say(line)
+
+    return tell

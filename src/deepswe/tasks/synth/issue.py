@@ -267,7 +267,7 @@ def replay_script(case: Case) -> str:
 
 _REPLAY = """import json
 scope = {"__name__": "example"}
-value = text = error = ""
+value, text, error = "", None, ""
 try:
     exec(SETUP, scope)
     result = eval(EXPRESSION, scope)
