@@ -7,7 +7,7 @@ Splits, and what differs between them:
   function with the bug and in those around it (a called helper keeps its structure and gets new names); bugs of
   `TRAINING_KINDS`.
 - "unseen": names and constants as in "heldout", structures of both sorts; bugs of `UNSEEN_KINDS` only, which no
-  training task has.
+  training task has, each kind in turn.
 
 Truth of a task, by construction and by running both versions here: at least two hidden cases fail with the bug and
 pass without it, of which the issue shows one; at least one passes with and without it; and each other single edit of
@@ -17,7 +17,7 @@ the line with the bug either fails a hidden case or agrees with the right line o
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 from types import CodeType
@@ -95,7 +95,8 @@ def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] |
     functions = _module(random, namer, shapes, count=random.choice((1, 1, 2)))
     target = random.choice([f for f in functions if split != "heldout" or f.shape.heldout])
     source = _text(functions)
-    bug = _find_bug(source, functions, target, random, UNSEEN_KINDS if split == "unseen" else TRAINING_KINDS)
+    kinds = {sorted(UNSEEN_KINDS)[number % len(UNSEEN_KINDS)]} if split == "unseen" else TRAINING_KINDS
+    bug = _find_bug(source, functions, target, random, kinds)
     if bug is None:
         return None
     path = f"{namer.compound()}.py"
@@ -146,7 +147,7 @@ def _text(functions: Sequence[Function]) -> str:
 
 
 def _find_bug(
-    source: str, functions: Sequence[Function], target: Function, random: Random, kinds: frozenset[str]
+    source: str, functions: Sequence[Function], target: Function, random: Random, kinds: Set[str]
 ) -> _Bug | None:
     possible = [edit for edit in edits(source, target.name) if edit.kind in kinds]
     if not possible:
