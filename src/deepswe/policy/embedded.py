@@ -32,7 +32,7 @@ from deepswe.policy.rows import RowCache
 
 # One prefill pass: at most so many tokens, so many per row, and so much more padding for one more row. A pass costs
 # about as much by itself as _PADDING tokens do.
-_PASS_TOKENS = 4096
+_PASS_TOKENS = 2048
 _CHUNK = 512
 _PADDING = 64
 # Attention reads a multiple of this many positions.
