@@ -17,7 +17,7 @@ from deepswe.config import MicroTasks
 from deepswe.errors import TaskError
 from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, UNSEEN_KINDS, apply, edits
 from deepswe.tasks.synth.micro.generate import micro_task, micro_task_set
-from deepswe.tasks.synth.micro.naming import HELDOUT_PARAMETERS, TRAINING_PARAMETERS, WORDS, is_heldout_constant
+from deepswe.tasks.synth.micro.naming import HELDOUT_WORDS, TRAINING_WORDS, WORDS, is_heldout_constant
 from deepswe.tasks.synth.micro.shapes import BY_NAME, SHAPES
 from deepswe.tasks.synth.micro.solver import micro_solver
 from deepswe.tasks.task import HiddenTests, Task
@@ -62,14 +62,14 @@ def patched(task: Task, hidden: HiddenTests) -> dict[str, str]:
 
 
 def names_of(task: Task) -> tuple[set[str], set[str], set[int]]:
-    """Compound names, parameters and constants of the code files of a task."""
+    """Names of functions, words that name parameters and modules, and constants of the code files of a task."""
     compounds: set[str] = set()
     parameters: set[str] = set()
     constants: set[int] = set()
     for path, text in task.repository.files.items():
         if path.startswith("test_") or not path.endswith(".py"):
             continue
-        compounds.add(path.removesuffix(".py"))
+        parameters.add(path.removesuffix(".py"))
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 compounds.add(node.name)
@@ -149,7 +149,7 @@ def test_every_subword_and_part_of_a_heldout_task_is_known_from_training():
         word for n in range(200) for name in names_of(micro_task("train", n, seed=0)[0])[0] for word in name.split("_")
     }
     assert words == set(WORDS)
-    assert not set(HELDOUT_PARAMETERS) & set(TRAINING_PARAMETERS)
+    assert not set(HELDOUT_WORDS) & set(TRAINING_WORDS)
     composed = [shape for shape in SHAPES if "-" in shape.name]
     for part in (0, 1):
         held = {shape.name.split("-")[part] for shape in composed if shape.heldout}

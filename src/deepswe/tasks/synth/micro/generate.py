@@ -3,7 +3,7 @@
 Splits, and what differs between them:
 
 - "train": names, constants and structures open to training (see `naming` and `shapes`); bugs of `TRAINING_KINDS`.
-- "heldout": every compound name, parameter name, constant and structure is one that no training task uses, in the
+- "heldout": every name (function, parameter, module), constant and structure is one that no training task uses, in the
   function with the bug and in those around it (a called helper keeps its structure and gets new names); bugs of
   `TRAINING_KINDS`.
 - "unseen": names and constants as in "heldout", structures of both sorts; bugs of `UNSEEN_KINDS` only, which no
@@ -99,11 +99,11 @@ def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] |
     bug = _find_bug(source, functions, target, random, kinds)
     if bug is None:
         return None
-    path = f"{namer.compound()}.py"
+    path = f"{namer.module()}.py"
     broken = apply(source, bug.edit)
     files = {path: broken}
     for _ in range(random.choice((0, 0, 1, 2))):
-        files[f"{namer.compound()}.py"] = _text(_module(random, namer, shapes, count=random.choice((1, 2))))
+        files[f"{namer.module()}.py"] = _text(_module(random, namer, shapes, count=random.choice((1, 2))))
     if random.random() < 0.5:
         files[f"test_{path}"] = _tests(path, bug.passing[:1])
     if random.random() < 0.3:
@@ -136,9 +136,9 @@ def _module(random: Random, namer: Namer, shapes: list[Shape], *, count: int) ->
         shape = random.choice(compositions if random.random() < 0.5 else singles)
         helper = ""
         if shape.helper:
-            helper = namer.compound()
+            helper = namer.function()
             functions.append(write(BY_NAME[shape.helper], helper, namer))
-        functions.append(write(shape, namer.compound(), namer, helper=helper))
+        functions.append(write(shape, namer.function(), namer, helper=helper))
     return functions
 
 

@@ -2,10 +2,10 @@
 
 Three rules divide what training sees from what is held out; each is a fixed function of the value, not of the seed:
 
-- a compound name (function, module) joins two of `WORDS`; held-out splits use only pairs that training never joins in
-  that order (`is_heldout_pair`), so that each sub-word is known and each whole name is new;
-- a parameter name is one word; held-out splits use only words that training never uses as a parameter
-  (`HELDOUT_PARAMETERS`; training meets them only inside compound names);
+- a function's name joins two of `WORDS`; held-out splits use only pairs that training never joins in that order
+  (`is_heldout_pair`), so that each sub-word is known and each whole name is new;
+- a parameter's name, and a module's, is one word; held-out splits use only words that training uses for neither
+  (`HELDOUT_WORDS`; training meets them only inside the names of functions);
 - a constant of the right code, 2 or more, is held out when it leaves 3 modulo 4 (`is_heldout_constant`). Zero, one
   and minus one belong to the structure of a function and occur everywhere; the wrong constant of an off-by-one bug is
   a neighbour of the right one.
@@ -25,8 +25,8 @@ WORDS = (
 )
 """Sub-words of every name; none is a keyword, a builtin or a word of an issue text or a docstring."""
 
-TRAINING_PARAMETERS = tuple(word for index, word in enumerate(WORDS) if index % 3)
-HELDOUT_PARAMETERS = tuple(word for index, word in enumerate(WORDS) if index % 3 == 0)
+TRAINING_WORDS = tuple(word for index, word in enumerate(WORDS) if index % 3)
+HELDOUT_WORDS = tuple(word for index, word in enumerate(WORDS) if index % 3 == 0)
 LARGEST_CONSTANT = 50
 
 
@@ -46,10 +46,11 @@ class Namer:
     def __init__(self, random: Random, *, heldout: bool) -> None:
         self._random = random
         self._heldout = heldout
+        self._words = HELDOUT_WORDS if heldout else TRAINING_WORDS
         self._used: set[str] = set()
 
-    def compound(self) -> str:
-        """A new function or module name, such as "amber_river"."""
+    def function(self) -> str:
+        """A new function name, such as "amber_river"."""
         while True:
             first, second = self._random.sample(WORDS, 2)
             name = f"{first}_{second}"
@@ -57,9 +58,15 @@ class Namer:
                 self._used.add(name)
                 return name
 
+    def module(self) -> str:
+        """A new module name, such as "amber"."""
+        name = self._random.choice([word for word in self._words if word not in self._used])
+        self._used.add(name)
+        return name
+
     def parameters(self, count: int) -> list[str]:
         """That many different parameter names."""
-        return self._random.sample(HELDOUT_PARAMETERS if self._heldout else TRAINING_PARAMETERS, count)
+        return self._random.sample(self._words, count)
 
     def constants(self, count: int) -> list[int]:
         """That many different constants of at least 2."""

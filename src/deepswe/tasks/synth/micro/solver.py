@@ -1,14 +1,16 @@
 """The reference solver of micro tasks: a teacher of the format, and of judgement only in part.
 
-It looks at the file (after a search where the issue names none), replaces one line and submits. In a share of its
-trajectories the edit is a guess: another one-line edit of the same function, drawn evenly over the lines and then
-over the edits of that line. So a policy that imitates it learns the tools, to copy exactly and which edits there
-are; which edit is right it learns in part, and the rest from the tests.
+It looks at the file (after a search where the issue names none), replaces a few words in one line (what changes and a
+word on each side of it, more where that is not unique in the file) and submits. In a share of its trajectories the
+edit is a guess: another one-line edit of the same function, drawn evenly over the lines and then over the edits of
+that line. So a policy that imitates it learns the tools, to copy exactly and which edits there are; which edit is
+right it learns in part, and the rest from the tests.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Generator
 from dataclasses import dataclass
 from random import Random
@@ -21,7 +23,7 @@ from deepswe.types import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class _Fix:
-    """The right edit, read from the gold patch."""
+    """The right edit, read from the gold patch; `old` and `new` are whole lines."""
 
     path: str
     function: str
@@ -43,9 +45,11 @@ def micro_solver(task: Task, hidden: HiddenTests, *, seed: int, mistakes: float)
     """
     random = Random(f"solver {task.id} {seed}")
     fix = _read_fix(task, hidden)
+    source = task.repository.files[fix.path]
     old, new = fix.old, fix.new
     if random.random() < mistakes:
-        old, new = _guess(task.repository.files[fix.path], fix, random)
+        old, new = _guess(source, fix, random)
+    old, new = fragment(source, old, new)
     if fix.path not in task.problem_statement:
         yield ToolCall("search", {"search_term": f"def {fix.function}"})
     yield ToolCall("file_editor", {"command": "view", "path": fix.path})
@@ -65,19 +69,49 @@ def _read_fix(task: Task, hidden: HiddenTests) -> _Fix:
     number = source.split("\n").index(removed[0]) + 1
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef) and node.lineno <= number <= (node.end_lineno or node.lineno):
-            return _Fix(paths[0], node.name, removed[0].strip(), added[0].strip())
+            return _Fix(paths[0], node.name, removed[0], added[0])
     raise TaskError(f"the gold patch of {task.id} is outside of every function; the reference solver cannot read it")
 
 
 def _guess(source: str, fix: _Fix, random: Random) -> tuple[str, str]:
-    """(old, new) of a wrong one-line edit whose old text occurs once; the right one if there is no other."""
+    """(old, new) lines of a wrong edit whose old line occurs once; the right ones if there is no other."""
     lines = source.split("\n")
     by_line: dict[str, list[str]] = {}
     for edit in edits(source, fix.function):
-        old, new = lines[edit.line].strip(), edit.text.strip()
-        if edit.kind in TRAINING_KINDS and (old, new) != (fix.old, fix.new) and source.count(old) == 1:
-            by_line.setdefault(old, []).append(new)
+        old = lines[edit.line]
+        if edit.kind in TRAINING_KINDS and (old, edit.text) != (fix.old, fix.new) and source.count(old.strip()) == 1:
+            by_line.setdefault(old, []).append(edit.text)
     if not by_line:
         return fix.old, fix.new
     old = random.choice(list(by_line))
     return old, random.choice(by_line[old])
+
+
+_WORD = re.compile(r'^\s+| ?(?:"[^"]*"|\w+|[<>=!+\-*/%]=|//|\S)')
+
+
+def fragment(source: str, old: str, new: str) -> tuple[str, str]:
+    """The shortest piece of a line that shows its change: (its text before, its text after).
+
+    It holds the words that change and one on each side, then further words, left and right in turn, until it occurs
+    once in the file.
+
+    Args:
+        source: the file.
+        old: a whole line of it; stripped, it occurs once.
+        new: the line after the edit.
+    """
+    before, after = _WORD.findall(old), _WORD.findall(new)
+    start = next(i for i, (x, y) in enumerate(zip([*before, ""], [*after, ""], strict=False)) if x != y)
+    shared = min(len(before), len(after)) - start
+    end = next((n for n in range(shared) if before[-1 - n] != after[-1 - n]), shared)
+    first = 1 if old[:1].isspace() else 0  # never the indentation
+    left, right = max(first, start - 1), max(0, end - 1)
+    while True:
+        piece = "".join(before[left : len(before) - right])
+        if source.count(piece) == 1 or (left == first and not right):
+            return piece, "".join(after[left : len(after) - right])
+        if left > first:
+            left -= 1
+        if right and source.count("".join(before[left : len(before) - right])) != 1:
+            right -= 1
