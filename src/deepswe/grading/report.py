@@ -27,6 +27,15 @@ _ENDS = {
     "tampered": "the code under test replaced a part of the test framework",
     "incomplete": "the run failed",
 }
+_ALLOWED: Mapping[str, tuple[str, ...]] = {
+    "begin": ("ok",),
+    "broken": ("error",),
+    "test": STATUSES,
+    "part": ("failed",),
+    "fixture": ("error",),
+    "end": tuple(_ENDS),
+}
+"""Kind of a record -> the statuses that it may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +82,6 @@ def read_report(data: bytes, nonce: str) -> Report:
         statuses[record.test] = max(before, record.status, key=STATUSES.index)
         if record.detail and record.status != "passed":
             details.setdefault(record.test, record.detail)
-    for test in set(statuses) - reported:
-        if statuses[test] == "passed":
-            problem = problem or f"{test} has a part but no result"
     started = bool(records) and records[0].kind == "begin"
     broken = next((record.detail for record in records if record.kind == "broken"), "")
     return Report(statuses, details, started, problem or _closing_problem(records), broken)
@@ -104,8 +110,7 @@ def _read_record(line: bytes, nonce: str, number: int) -> _Record | None:
         return None
     if not nonce or found != nonce or sequence != str(number):
         return None
-    allowed = {"begin": ("ok",), "broken": ("error",), "end": tuple(_ENDS)}.get(kind, STATUSES)
-    if kind not in ("begin", "broken", "end", "test", "part", "fixture") or status not in allowed:
+    if status not in _ALLOWED.get(kind, ()):
         return None
     return _Record(kind, status, test, detail)
 

@@ -80,7 +80,7 @@ class Text:
     def encode(self, content: str) -> bytes:
         """The bytes of changed content, in the file's own line ends."""
         if self.crlf:
-            content = content.replace("\r\n", "\n").replace("\n", "\r\n")
+            content = content.replace("\n", "\r\n")
         return content.encode("utf-8", "surrogateescape")
 
 

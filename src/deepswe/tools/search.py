@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from deepswe.sandbox.base import ExecResult
+from deepswe.sandbox.memory import MemorySandbox
 from deepswe.tools.declare import ToolResult, Workspace, tool
 from deepswe.tools.output import plural, printable, shorten
 
@@ -21,9 +22,13 @@ async def search(workspace: Workspace, search_term: str, path: str = ".") -> Too
     """
     if not search_term or "\n" in search_term or "\0" in search_term:
         return ToolResult("search_term must be text within one line. Search for one line of it.", "bad_parameter")
-    command = ["grep", "-rHnIF", "--null", "--exclude-dir=.git", "--exclude-dir=__pycache__", "-e", search_term]
     target = workspace.resolve(path)
-    result = await workspace.sandbox.exec([*command, "--", target], timeout_s=workspace.timeout_s, env={"LC_ALL": "C"})
+    if isinstance(workspace.sandbox, MemorySandbox):
+        result = grep_files(workspace.sandbox.files, search_term, target)
+    else:
+        skipped = [f"--exclude-dir={name}" for name in _SKIPPED]
+        command = ["grep", "-rHnIF", "--null", *skipped, "-e", search_term, "--", target]
+        result = await workspace.sandbox.exec(command, timeout_s=workspace.timeout_s, env={"LC_ALL": "C"})
     if result.timed_out:
         return ToolResult(f"The search took too long. Give a smaller path than {path}.", "command_timeout")
     if result.exit_code > 1 and not result.stdout:

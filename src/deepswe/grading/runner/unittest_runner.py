@@ -67,7 +67,7 @@ def make_report(nonce: str, channel: int) -> "Report":
 
 def import_unittest() -> "Any":
     """unittest, without what it does not need for running tests."""
-    names = ("argparse", "difflib", "pprint", "traceback")
+    names = ("argparse", "difflib", "pprint", "signal", "traceback")
     for name in names:
         sys.modules[name] = Deferred(name)  # type: ignore[assignment]
     try:
