@@ -270,7 +270,7 @@ def make_task(row: TaskRecipe, source: RepositorySource) -> Task:
 def make_hidden_tests(row: TaskRecipe, source: RepositorySource) -> HiddenTests:
     """The hidden part: the test files that grading runs and whatever they lean on, as they are in the archive."""
     recipe = source.recipe
-    left_out = set(recipe.passing) - set(row.test_files)
+    left_out = {path for path in source.tests if is_test_module(path)} - set(row.test_files)
     fail_to_pass = set(row.fail_to_pass)
     known = [f"{file}::{rest}" for file in row.test_files for rest in recipe.passing[file]]
     return HiddenTests(
@@ -282,6 +282,12 @@ def make_hidden_tests(row: TaskRecipe, source: RepositorySource) -> HiddenTests:
         timeout_s=GRADING_TIMEOUT_S,
         gold_patch=gold_patch(row, source),
     )
+
+
+def is_test_module(path: str) -> bool:
+    """Whether pytest would collect a file by its name."""
+    name = path.rpartition("/")[2]
+    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
 
 def gold_patch(row: TaskRecipe, source: RepositorySource) -> str:

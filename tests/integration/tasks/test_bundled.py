@@ -96,7 +96,6 @@ def catalogue(index: Path) -> Catalogue:
         passing={
             "tests/test_add.py": ("test_one", "test_two", "test_zero"),
             "tests/test_other.py": ("test_other",),
-            "tests/test_unused.py": ("test_unused",),
         },
     )
     tasks = [

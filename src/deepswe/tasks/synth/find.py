@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deepswe.errors import TaskError
 from deepswe.progress import Progress
-from deepswe.tasks.bundled import RepositorySource, TaskRecipe
+from deepswe.tasks.bundled import RepositorySource, TaskRecipe, is_test_module
 from deepswe.tasks.distributions import Pip
 from deepswe.tasks.layers import LayerCache, layer_key
 from deepswe.tasks.synth.bench import Bench, TestRun
@@ -124,9 +124,13 @@ def find_tasks(
     )
     environment = cache.path(source.recipe.distribution.environment_key)
     with Bench(source, environment) as bench:
-        profile = measure(bench, tools, plan)
-        progress.begin(f"Bugs in {source.recipe.name}", plan.target)
-        return _Search(bench, profile, plan, progress).run()
+        return search(bench, measure(bench, tools, plan), plan, progress)
+
+
+def search(bench: Bench, profile: Profile, plan: Plan, progress: Progress) -> Found:
+    """Try bugs until the plan is met, its time is over or none is left."""
+    progress.begin(f"Bugs in {bench.source.recipe.name}", plan.target)
+    return _Search(bench, profile, plan, progress).run()
 
 
 def measure(bench: Bench, tools: Path, plan: Plan) -> Profile:
@@ -160,12 +164,6 @@ def measure(bench: Bench, tools: Path, plan: Plan) -> Profile:
     for test, taken in runs[0].seconds.items():
         seconds[test.split("::")[0]] += taken
     return Profile(passing, _read_coverage(bench, tools, stable), dict(seconds), whole_s)
-
-
-def is_test_module(path: str) -> bool:
-    """Whether pytest would collect a file by its name."""
-    name = path.rpartition("/")[2]
-    return name.endswith(".py") and (name.startswith("test_") or name.endswith("_test.py"))
 
 
 def _read_coverage(bench: Bench, tools: Path, stable: frozenset[str]) -> dict[str, dict[int, frozenset[str]]]:
