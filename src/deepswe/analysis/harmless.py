@@ -21,10 +21,9 @@ _TROUBLE = re.compile(
 def harmless(text: str) -> str:
     """The text with every invisible, directional, control or unencodable character written out, such as ⟨U+202E⟩.
 
-    The result can be encoded in UTF-8. Controls below U+0020 become their pictures (␛ for escape). It is text, not
-    markup: a page still has to escape it.
+    The result can be encoded in UTF-8. It is text, not markup: a page still has to escape it.
     """
-    return _TROUBLE.sub(lambda match: _visible(ord(match[0])), text)
+    return _TROUBLE.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 def clip(text: str, *, characters: int = 12_000, line: int = 1_200) -> str:
@@ -44,9 +43,3 @@ def clip(text: str, *, characters: int = 12_000, line: int = 1_200) -> str:
 def _middle_out(text: str, size: int, before: str, after: str) -> str:
     head, tail = int(size * HEAD), int(size * TAIL)
     return f"{text[:head]}{before}[{len(text) - head - tail:,} characters left out]{after}{text[len(text) - tail :]}"
-
-
-def _visible(code: int) -> str:
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
