@@ -28,11 +28,17 @@ class Group:
     """The directories of one sandbox, empty where there are none."""
 
     directories: tuple[Path, ...] = ()
+    version: int = 0
 
     @property
     def entrances(self) -> tuple[str, ...]:
-        """The files through which a process enters."""
-        return tuple(str(directory / "cgroup.procs") for directory in self.directories)
+        """The files through which a process of one thread enters, by writing 0.
+
+        In version 1 that is `tasks`: for the calling thread alone the kernel skips a lock that stops every fork of the
+        host for an RCU grace period, some 10 ms.
+        """
+        name = "tasks" if self.version == 1 else "cgroup.procs"
+        return tuple(str(directory / name) for directory in self.directories)
 
 
 def start_time(pid: int) -> int:
@@ -139,7 +145,7 @@ class Cgroups:
         except OSError:
             remove(Group(tuple(directories)))
             raise
-        group = Group(tuple(directories))
+        group = Group(tuple(directories), self.version)
         self._all.append(group)
         return group
 

@@ -1,6 +1,7 @@
 """The pool: admission, deadlines, cancellation, death of the supervisor, and what plain users get."""
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -114,7 +115,7 @@ def test_cancellation_at_any_moment_leaves_nothing():
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             async with asyncio.timeout(20):
-                while pool._backend._lives:
+                while pool._backend._lives:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             assert not processes(f"{pool._directory}/server.pyc")
             async with asyncio.timeout(20):
@@ -235,7 +236,7 @@ def test_a_killed_supervisor_leaves_no_process_or_mount_and_the_next_pool_reaps_
 
     async def next_pool():
         async with SandboxPool(SandboxConfig(), "next"):
-            assert not directory.exists()
+            assert str(holder.pid) not in str(os.listdir(directory.parent))
             assert not groups(holder.pid)
 
     asyncio.run(next_pool())
@@ -244,9 +245,9 @@ def test_a_killed_supervisor_leaves_no_process_or_mount_and_the_next_pool_reaps_
 def test_commands_keep_their_time_while_the_event_loop_stands_still():
     async def main():
         async with SandboxPool(SandboxConfig(), "stalled") as pool, pool.open(SandboxSpec()) as sandbox:
-            task = asyncio.ensure_future(sandbox.exec(["sleep", "0.1"], timeout_s=0.3))
+            task = asyncio.ensure_future(sandbox.exec(["sleep", "0.1"], timeout_s=2))
             await asyncio.sleep(0)
-            time.sleep(1)  # noqa: ASYNC251
+            time.sleep(2.5)  # noqa: ASYNC251
             result = await task
             assert (result.exit_code, result.timed_out) == (0, False)
 
@@ -270,7 +271,7 @@ def test_opening_does_not_stall_the_event_loop():
                 await sandbox.exec(["true"], timeout_s=10)
             done = True
             await watcher
-        steps = [after - before for before, after in zip(gaps, gaps[1:], strict=False)]
+        steps = [after - before for before, after in itertools.pairwise(gaps)]
         assert max(steps) < 0.02  # seconds of this thread's own time between two turns of the loop
 
     asyncio.run(main())

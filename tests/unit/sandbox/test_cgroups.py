@@ -64,6 +64,7 @@ def test_version_1_nests_under_the_own_group_of_each_controller(tmp_path):
     groups = cgroups.Cgroups(v1_host(tmp_path), tag="1-2")
     group = groups.take(LIMITS)
     assert group.directories == tuple(tmp_path / name / "outer/own/deepswe-1-2-1" for name in ("memory", "pids", "cpu"))
+    assert group.entrances[0] == str(group.directories[0] / "tasks")
     assert (group.directories[0] / "memory.limit_in_bytes").read_text() == str(64 << 20)
     assert (group.directories[1] / "pids.max").read_text() == "7"
     assert (group.directories[2] / "cpu.cfs_quota_us").read_text() == "50000"
