@@ -74,6 +74,7 @@ class Parts:
         """An engine over that very model; a context."""
         return EmbeddedPolicy(
             loaded.model,
+            threads=torch.get_num_threads(),
             deterministic=self.recipe.run.deterministic,
             autocast=torch.bfloat16 if self.autocast else None,
         )

@@ -123,9 +123,10 @@ class _Main:
 
     async def _evaluate(self, scheduler: Scheduler, name: str, step: int) -> None:
         for split, batch in evaluation_batches(self._parts.suite, self._recipe.evaluation, name=name, step=step):
-            begun = time.monotonic()
+            begun, counted = time.monotonic(), dict(self._parts.counters())
             row = evaluation_row(await self._parts.collect(scheduler, batch, f"evaluation {name} ({split})"))
-            self._write({"kind": "evaluation", "step": step, "name": name, "split": split, **row}, begun)
+            grown = {key: value - counted.get(key, 0) for key, value in self._parts.counters().items()}
+            self._write({"kind": "evaluation", "step": step, "name": name, "split": split, **row, **grown}, begun)
             self._parts.progress.say(
                 f"{split} {name}: pass@1 {row['pass_at_1']:.3f} [{row['low']:.3f}, {row['high']:.3f}] "
                 f"of {row['tasks']} tasks after {step} steps"

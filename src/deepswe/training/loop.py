@@ -12,6 +12,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from deepswe.config import Recipe
@@ -39,10 +40,14 @@ Counters = Callable[[], Mapping[str, int]]
 """Running counts of a suite, such as test runs; the loop logs how much each grew in a step."""
 
 
-class Versioned(Protocol):
-    """What the loop tells an engine after an update."""
+class Updatable(Protocol):
+    """An engine that samples from the very weights that the learner changes."""
 
     version: int
+
+    def updating(self) -> AbstractAsyncContextManager[None]:
+        """Nothing is sampled inside."""
+        ...
 
 
 def choose_tasks(tasks: Sequence[HasId], *, count: int, step: int, seed: int) -> tuple[HasId, ...]:
@@ -70,7 +75,7 @@ class TrainingLoop:
         *,
         scheduler: Scheduler,
         learner: Learner,
-        engine: Versioned,
+        engine: Updatable,
         store: TrajectoryStore,
         metrics: MetricsLog,
         progress: Progress,
@@ -114,9 +119,10 @@ class TrainingLoop:
         )
         rollout_s = time.monotonic() - begun
         groups = form_groups(trajectories)
-        # A thread, so that the event loop goes on; nothing else touches the model until it is done.
-        update = await asyncio.to_thread(self._learner.update, [group.trajectories for group in groups])
-        self._engine.version = self._learner.version
+        async with self._engine.updating():
+            # A thread, so that the event loop goes on.
+            update = await asyncio.to_thread(self._learner.update, [group.trajectories for group in groups])
+            self._engine.version = self._learner.version
         row = {
             "kind": "train",
             "step": step + 1,
