@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,9 @@ from deepswe.tasks.synth.mutate import Mutation, is_sound, mutations
 TOOLS = ("coverage==7.17.5",)
 _SCRIPT_TIMEOUT_S = 20.0
 _CASES_TRIED = 6
+_PROFILE = "profile.json"
+
+OnTask = Callable[[TaskRecipe], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Found:
     """The result of a search.
 
     Attributes:
-        tasks: recipes that held.
+        tasks: recipes that held, the known ones first.
         passing: test file -> the rest of the ids of its stable tests.
         verdicts: how many bugs met which end ("task", "unnoticed", "one failing", ...).
     """
@@ -108,9 +111,25 @@ class Found:
 
 
 def find_tasks(
-    source: RepositorySource, cache: LayerCache, plan: Plan, progress: Progress, *, pip: Pip | None = None
+    source: RepositorySource,
+    cache: LayerCache,
+    plan: Plan,
+    progress: Progress,
+    *,
+    known: Sequence[TaskRecipe] = (),
+    on_task: OnTask | None = None,
+    pip: Pip | None = None,
 ) -> Found:
-    """Search one repository.
+    """Search one repository. What the original does is measured once and kept in the cache.
+
+    Args:
+        source: the repository.
+        cache: holds its layers, the measuring tools and the profile.
+        plan: how many tasks of which sort.
+        progress: told of each task.
+        known: tasks that were found earlier; they count, and new ones are numbered after them.
+        on_task: called with each new task at once, so that an interrupted search loses nothing.
+        pip: how pip is called.
 
     Raises:
         BuildError: the measuring tools cannot be installed.
@@ -124,13 +143,56 @@ def find_tasks(
     )
     environment = cache.path(source.recipe.distribution.environment_key)
     with Bench(source, environment) as bench:
-        return search(bench, measure(bench, tools, plan), plan, progress)
+        place = cache.build(
+            _profile_key(source, plan), lambda place: write_profile(measure(bench, tools, plan), place / _PROFILE)
+        )
+        return search(bench, read_profile(place / _PROFILE), plan, progress, known, on_task)
 
 
-def search(bench: Bench, profile: Profile, plan: Plan, progress: Progress) -> Found:
-    """Try bugs until the plan is met, its time is over or none is left."""
+def search(
+    bench: Bench,
+    profile: Profile,
+    plan: Plan,
+    progress: Progress,
+    known: Sequence[TaskRecipe] = (),
+    on_task: OnTask | None = None,
+) -> Found:
+    """Try bugs until the plan is met, its time is over or none is left. Arguments as for `find_tasks`."""
     progress.begin(f"Bugs in {bench.source.recipe.name}", plan.target)
-    return _Search(bench, profile, plan, progress).run()
+    return _Search(bench, profile, plan, progress, known, on_task or (lambda task: None)).run()
+
+
+def _profile_key(source: RepositorySource, plan: Plan) -> str:
+    distribution = source.recipe.distribution
+    return layer_key(
+        f"profile-{source.recipe.name}",
+        {
+            "layers": [distribution.base_key, distribution.tests_key, distribution.environment_key],
+            "run": [source.recipe.pythonpath, source.recipe.arguments, source.recipe.code, TOOLS, plan.repeats],
+        },
+    )
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Keep a profile."""
+    number = {test: at for at, test in enumerate(profile.passing)}
+    covering = {
+        file: {line: sorted(number[test] for test in tests) for line, tests in lines.items()}
+        for file, lines in profile.covering.items()
+    }
+    record = {"passing": profile.passing, "covering": covering, "seconds": profile.seconds, "whole_s": profile.whole_s}
+    path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def read_profile(path: Path) -> Profile:
+    """What `write_profile` wrote."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    passing = tuple(record["passing"])
+    covering = {
+        file: {int(line): frozenset(passing[at] for at in tests) for line, tests in lines.items()}
+        for file, lines in record["covering"].items()
+    }
+    return Profile(passing, covering, record["seconds"], record["whole_s"])
 
 
 def measure(bench: Bench, tools: Path, plan: Plan) -> Profile:
@@ -187,43 +249,56 @@ def _read_coverage(bench: Bench, tools: Path, stable: frozenset[str]) -> dict[st
 class _Search:
     """One search; its state is what was found so far."""
 
-    def __init__(self, bench: Bench, profile: Profile, plan: Plan, progress: Progress) -> None:
+    def __init__(
+        self,
+        bench: Bench,
+        profile: Profile,
+        plan: Plan,
+        progress: Progress,
+        known: Sequence[TaskRecipe],
+        on_task: OnTask,
+    ) -> None:
         self.bench = bench
         self.recipe = bench.source.recipe
         self.profile = profile
         self.plan = plan
         self.progress = progress
+        self.on_task = on_task
+        self.tasks = list(known)
         self.rng = random.Random(f"{plan.seed}:{self.recipe.name}")
         self.verdicts: Counter[str] = Counter()
-        self.functions: Counter[str] = Counter()
-        self.kinds: Counter[str] = Counter()
+        self.functions = Counter((task.file, task.function) for task in known)
+        self.kinds = Counter(task.kind for task in known)
         self.steady: dict[tuple[str, ...], bool] = {}
         self.code = {path: bench.source.text(path) for path in _code_files(bench.source)}
         self.support = {Path(path).stem for path in bench.source.tests} | {"tests", "test"}
 
     def run(self) -> Found:
-        tasks: list[TaskRecipe] = []
         deadline = time.monotonic() + self.plan.budget_s
         for mutation in self._candidates():
-            if len(tasks) >= self.plan.target or time.monotonic() > deadline:
+            if len(self.tasks) >= self.plan.target or time.monotonic() > deadline:
                 break
-            if self.functions[mutation.file + mutation.function] >= self.plan.per_function:
+            if self.functions[mutation.file, mutation.function] >= self.plan.per_function:
                 continue
             if self.kinds[mutation.kind] >= self.plan.per_kind:
                 continue
-            verdict = self._try(mutation, len(tasks) + 1)
+            verdict = self._try(mutation)
             self.bench.write(mutation.file, self.code[mutation.file])
-            if isinstance(verdict, str):
-                self.verdicts[verdict] += 1
-                continue
-            self.verdicts["task"] += 1
-            self.functions[mutation.file + mutation.function] += 1
-            self.kinds[mutation.kind] += 1
-            tasks.append(verdict)
-            self.progress.advance(note=f"{mutation.kind} in {mutation.function}")
-        used = {file for task in tasks for file in task.test_files}
+            self._keep(verdict)
+        used = {file for task in self.tasks for file in task.test_files}
         passing = {file: rests for file, rests in self.profile.by_file().items() if file in used}
-        return Found(tuple(tasks), passing, dict(self.verdicts))
+        return Found(tuple(self.tasks), passing, dict(self.verdicts))
+
+    def _keep(self, verdict: TaskRecipe | str) -> None:
+        if isinstance(verdict, str):
+            self.verdicts[verdict] += 1
+            return
+        self.verdicts["task"] += 1
+        self.functions[verdict.file, verdict.function] += 1
+        self.kinds[verdict.kind] += 1
+        self.tasks.append(verdict)
+        self.on_task(verdict)
+        self.progress.advance(note=f"{verdict.kind} in {verdict.function}")
 
     def _candidates(self) -> Iterator[Mutation]:
         """Mutations of lines that two tests run, the kinds in turn, each kind in random order."""
@@ -241,7 +316,7 @@ class _Search:
                 if by_kind[kind]:
                     yield by_kind[kind].pop()
 
-    def _try(self, mutation: Mutation, number: int) -> TaskRecipe | str:
+    def _try(self, mutation: Mutation) -> TaskRecipe | str:
         """The task that a bug makes, or why it makes none."""
         original = self.code[mutation.file]
         if not is_sound(mutation, original):
@@ -261,24 +336,22 @@ class _Search:
         if sight is None:
             return "no case to show"
         files = self._choose_files(mutation, failing)
-        again = [self._run(files), self._run(files)]
-        if not all(item.complete and not _broken_files(item) for item in again):
+        again = self._run(files)
+        if not again.complete or _broken_files(again):
             return "no end"
         expected = {test for test in self.profile.passing if test.split("::")[0] in files}
-        broken = [expected - item.passed for item in again]
-        if broken[0] != broken[1] or not failing <= broken[0] or len(broken[0]) > limit:
+        broken = expected - again.passed
+        if broken & covering != failing or len(broken) > limit:
             return "flaky"
         self.bench.write(mutation.file, original)
         if not self._is_steady(files, expected):
             return "flaky original"
         issue = write_issue(sight, random.Random(f"{self.plan.seed}:{mutation}"))
-        return self._recipe_row(mutation, number, broken[0], files, issue)
+        return self._recipe_row(mutation, broken, files, issue)
 
-    def _recipe_row(
-        self, mutation: Mutation, number: int, failing: set[str], files: Sequence[str], issue: str
-    ) -> TaskRecipe:
+    def _recipe_row(self, mutation: Mutation, failing: set[str], files: Sequence[str], issue: str) -> TaskRecipe:
         return TaskRecipe(
-            id=f"{self.recipe.name}-{number:03d}",
+            id=f"{self.recipe.name}-{len(self.tasks) + 1:03d}",
             repo=self.recipe.name,
             file=mutation.file,
             kind=mutation.kind,
