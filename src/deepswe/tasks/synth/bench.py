@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +52,7 @@ class TestRun:
         statuses: test id -> status; the id of a file whose import failed -> "error".
         failures: for failed tests.
         seconds: test id -> wall seconds.
+        timed_out: it was cut short by its time limit.
     """
 
     __test__ = False
@@ -59,6 +61,7 @@ class TestRun:
     statuses: Mapping[str, str] = field(default_factory=dict)
     failures: Mapping[str, Failure] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
+    timed_out: bool = False
 
     @property
     def passed(self) -> frozenset[str]:
@@ -133,9 +136,10 @@ class Bench:
         env = {"DEEPSWE_PROBE_OUTPUT": str(output), "DEEPSWE_PROBE_TESTS": str(wanted) if tests else ""}
         options = ["-q", "-p", "no:cacheprovider", "-p", "deepswe_probe", f"--rootdir={self.root}"]
         arguments = [*launcher, *options, *self.source.recipe.arguments, *files]
+        started = time.monotonic()
         finished = self._run(arguments, env, timeout_s, path) is not None
         if not finished or not output.is_file():
-            return TestRun(complete=False)
+            return TestRun(complete=False, timed_out=time.monotonic() - started >= timeout_s)
         record: dict[str, Any] = json.loads(output.read_text())
         failures = {
             test: Failure(int(item["line"]), item["parameters"], tuple(item["fixtures"]))
@@ -143,11 +147,11 @@ class Bench:
         }
         return TestRun(record["exit"] in (0, 1, 2), record["statuses"], failures, record["seconds"])
 
-    def run_script(self, text: str, *, timeout_s: float) -> str | None:
+    def run_script(self, text: str, *, timeout_s: float, hash_seed: int = 0) -> str | None:
         """The standard output of a script that runs at the root, or None if it failed or took too long."""
         script = self._home / "script.py"
         script.write_text(text, encoding="utf-8")
-        return self._run([str(script)], {}, timeout_s, ())
+        return self._run([str(script)], {"PYTHONHASHSEED": str(hash_seed)}, timeout_s, ())
 
     def run_tool(self, arguments: Sequence[str], *, timeout_s: float, path: Sequence[Path]) -> bool:
         """Run the environment's interpreter at the root; whether it ended well and in time."""

@@ -18,6 +18,7 @@ from deepswe.tasks.layers import LayerCache, layer_key
 from deepswe.tasks.synth.bench import Bench, TestRun
 from deepswe.tasks.synth.issue import (
     Case,
+    Outcome,
     Sight,
     documentation_of,
     extract_case,
@@ -325,7 +326,7 @@ class _Search:
         self.bench.write(mutation.file, mutation.apply(original))
         run = self._run(sorted({test.split("::")[0] for test in covering}), sorted(covering))
         if not run.complete:
-            return "no end"
+            return "no end" if run.timed_out else "crash"
         failing = covering - run.passed
         limit = min(self.plan.max_failing, int(len(self.profile.passing) * self.plan.max_failing_share))
         if not failing:
@@ -411,13 +412,19 @@ class _Search:
     def _replay(self, mutation: Mutation, case: Case) -> Sight | None:
         script = replay_script(case)
         original = self.code[mutation.file]
-        actual = read_replay(self.bench.run_script(script, timeout_s=_SCRIPT_TIMEOUT_S))
+        actual = self._outcome(script)
         self.bench.write(mutation.file, original)
-        expected = read_replay(self.bench.run_script(script, timeout_s=_SCRIPT_TIMEOUT_S))
+        expected = self._outcome(script)
         self.bench.write(mutation.file, mutation.apply(original))
         if actual is None or expected is None or (actual.value, actual.error) == (expected.value, expected.error):
             return None
         return Sight(case, expected, actual, documentation_of(case, self.code), self.recipe.version, self.recipe.name)
+
+    def _outcome(self, script: str) -> Outcome | None:
+        """What a case gives, if the seed of hashes has no part in it: a reader has another one."""
+        outputs = [self.bench.run_script(script, timeout_s=_SCRIPT_TIMEOUT_S, hash_seed=seed) for seed in (0, 1)]
+        outcomes = [read_replay(output) for output in outputs]
+        return outcomes[0] if outcomes[0] == outcomes[1] else None
 
 
 def _code_files(source: RepositorySource) -> list[str]:

@@ -11,7 +11,7 @@ import builtins
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 _MAX_STATEMENTS = 8
@@ -22,7 +22,22 @@ _EQUALITIES = frozenset(
     {"assertEqual", "assertEquals", "assertTrue", "assertFalse", "assertIs", "assertIn", "eq_", "raises"}
 )
 _WRAPPERS = frozenset(
-    {"list", "tuple", "set", "dict", "str", "repr", "len", "sorted", "next", "iter", "bool", "type", "isinstance"}
+    {
+        "list",
+        "tuple",
+        "set",
+        "dict",
+        "str",
+        "repr",
+        "len",
+        "sorted",
+        "next",
+        "hash",
+        "iter",
+        "bool",
+        "type",
+        "isinstance",
+    }
 )
 
 
@@ -257,7 +272,20 @@ def _module_level(tree: ast.Module, needed: set[str], support: Sequence[str]) ->
                 wanted += sorted(_names(node))
             case _:
                 return None, []
-    return sorted(dict.fromkeys(imports)), helpers
+    return _merged(imports), helpers
+
+
+def _merged(imports: Sequence[str]) -> list[str]:
+    """One line a module."""
+    plain: set[str] = set()
+    names: dict[str, set[str]] = {}
+    for line in imports:
+        head, _, name = line.partition(" import ")
+        if name:
+            names.setdefault(head, set()).add(name)
+        else:
+            plain.add(line)
+    return sorted(plain) + [f"{head} import {', '.join(sorted(items))}" for head, items in sorted(names.items())]
 
 
 def replay_script(case: Case) -> str:
@@ -305,22 +333,22 @@ def documentation_of(case: Case, files: Mapping[str, str]) -> str:
 
 
 def subject_of(case: Case) -> str:
-    """Dotted name of what the case calls; "" if it calls nothing by name."""
+    """Dotted name of what the case calls, without the name of a variable; "" if it calls nothing by name."""
+    variables = {name for text in case.setup for node in ast.parse(text).body for name in _assigned(node)}
     for text in (case.expression, *reversed(case.setup)):
-        calls = [node for node in _outer_first(ast.parse(text)) if isinstance(node, ast.Call)]
-        for call in calls:
-            if isinstance(call.func, ast.Name | ast.Attribute):
-                name = ast.unparse(call.func)
-                last = name.rpartition(".")[2]
-                if last not in _WRAPPERS and len(name) <= 50 and "(" not in name and not name.startswith(("'", '"')):
-                    return name
-                if isinstance(call.func, ast.Attribute) and last not in _WRAPPERS:
-                    return last
+        for call in ast.walk(ast.parse(text)):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name | ast.Attribute):
+                continue
+            name = ast.unparse(call.func)
+            root, last = name.partition(".")[0], name.rpartition(".")[2]
+            if last in _WRAPPERS or (name == root and name in variables):
+                continue
+            return name if name.replace(".", "").isidentifier() and root not in variables else last
     return ""
 
 
-def _outer_first(tree: ast.AST) -> Iterator[ast.AST]:
-    yield from ast.walk(tree)
+def _assigned(node: ast.stmt) -> set[str]:
+    return _stored(node) if isinstance(node, ast.Assign) else set()
 
 
 def write_issue(sight: Sight, rng: random.Random) -> str:

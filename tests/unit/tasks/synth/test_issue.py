@@ -142,6 +142,7 @@ def test_replay_of_an_address_or_a_flood_is_none() -> None:
 def test_subject_is_what_the_case_calls_beyond_conversions() -> None:
     assert subject_of(Case((), "list(calc.add(1, 2))")) == "calc.add"
     assert subject_of(Case(("x = Table()",), "x")) == "Table"
+    assert subject_of(Case(("x = calc.Table()",), "x.insert(1)")) == "insert"
     assert subject_of(Case((), "1")) == ""
 
 
