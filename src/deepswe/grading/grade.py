@@ -72,6 +72,8 @@ async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) 
 
 async def _apply(sandbox: Sandbox, patch: str, hidden: HiddenTests) -> str:
     """Apply the patch; why it cannot be, or ""."""
+    if not touched_paths(patch):
+        return "it names no file"
     kept = [f"--exclude={_literal(path)}" for path in sorted(protected_paths(patch, hidden))]
     command = ["git", "apply", "--whitespace=nowarn", "--allow-empty", *kept, PATCH]
     with boundary("grading.apply", GradingError):

@@ -76,7 +76,7 @@ def read_matches(output: bytes) -> dict[str, list[tuple[int, str]]]:
 def format_matches(matches: dict[str, list[tuple[int, str]]], term: str, path: str, target: str) -> str:
     """The observation: for a directory each file with its count and its lines, for a file its lines."""
     if not matches:
-        return f"No match for {term} in {path}."
+        return f"No match for {term} in {path}"
     if set(matches) == {target}:
         return shorten("\n".join(f"{number}\t{line}" for number, line in matches[target]))
     prefix = target.rstrip("/") + "/"

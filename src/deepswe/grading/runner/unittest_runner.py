@@ -110,7 +110,7 @@ def make_result_class(unittest: "Any", report: "Report") -> "Any":
             self.ids: dict[int, str] = {}
             self.done: set[str] = set()
             self.last = ""
-            self.broken: tuple[str, str] | None = None
+            self.broken: dict[str, tuple[str, str]] = {}
 
         def _tell(self, test: "Any", status: str, detail: str = "") -> None:
             name = self.ids.get(id(test))
@@ -118,13 +118,14 @@ def make_result_class(unittest: "Any", report: "Report") -> "Any":
                 self.last = name
                 self.done.add(name)
                 report("test", status, name, detail)
-            elif status == "error" and self.last and "tearDown" in str(test):
+            elif status == "error" and self.last and str(test).startswith("tearDown"):
                 report("fixture", status, self.last, detail)
-            elif status in ("error", "skipped"):
-                self.broken = (status, detail)
+            else:  # of a class or a module, such as "setUpClass (tests.test_a.A)"
+                self.broken[str(test).partition("(")[2].rstrip(")")] = (status, detail)
 
         def addSuccess(self, test: "Any") -> None:
-            self._tell(test, "passed")
+            if self.ids.get(id(test)) not in self.done:
+                self._tell(test, "passed")
 
         def addFailure(self, test: "Any", err: "Any") -> None:
             self._tell(test, "failed", words(err[1]))
@@ -133,7 +134,8 @@ def make_result_class(unittest: "Any", report: "Report") -> "Any":
             self._tell(test, "error", words(err[1]))
 
         def addSkip(self, test: "Any", reason: str) -> None:
-            if not hasattr(test, "test_case"):  # a skipped subtest says nothing about its test
+            test = getattr(test, "test_case", test)  # a skipped part skips its test
+            if self.ids.get(id(test)) not in self.done:
                 self._tell(test, "skipped", reason)
 
         def addExpectedFailure(self, test: "Any", err: "Any") -> None:
@@ -172,14 +174,15 @@ def collect(unittest: "Any", path: str, wanted: "list[str]", result: "Any", repo
 
 def run_file(unittest: "Any", path: str, wanted: "list[str]", result: "Any", report: "Report") -> None:
     """Run the wanted tests of one file."""
-    result.last, result.broken = "", None
+    result.last, result.broken = "", {}
     suite = collect(unittest, path, wanted, result, report)
     held = list(suite)
     suite.run(result)
     for instance in held:
-        test = result.ids.pop(id(instance))
-        if test not in result.done and result.broken:
-            report("test", result.broken[0], test, result.broken[1])
+        test, owner = result.ids.pop(id(instance)), type(instance)
+        reason = result.broken.get(f"{owner.__module__}.{owner.__qualname__}") or result.broken.get(owner.__module__)
+        if test not in result.done and reason:
+            report("test", reason[0], test, reason[1])
 
 
 def main() -> None:
