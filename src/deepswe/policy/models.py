@@ -3,9 +3,9 @@
 From scratch means the Qwen3 architecture with random weights and a byte-level BPE tokenizer trained on the suite's
 own training texts. That tokenizer is made for a small model that copies code in few tokens: a line of code has the
 same tokens wherever it stands, whatever its indentation or line number; a line break or a tab and the blanks after it
-are one token; a word never joins another, digits stay single, operators such as `>=` are one token; each string of
-the tool-call grammar that stands between two values is one token, and so is the start of a turn. Any text comes back
-exactly, since every byte is in the vocabulary.
+are one token; a word never joins another, except in the name of a Python file, which may be one token; digits stay
+single, operators such as `>=` are one token; each string of the tool-call grammar that stands between two values is
+one token, and so is the start of a turn. Any text comes back exactly, since every byte is in the vocabulary.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ GRAMMAR = (
 )
 """Strings of the tool-call grammar that are one token each, the longest that fits first."""
 
-_PIECES = r'[\n\t] *|[ _.]?[A-Za-z]+| ?[0-9]| {2,}| ?(?:"""|\):|//|[<>=!+\-*/%]=|[^\sA-Za-z0-9])|\s'
+_PIECES = r'[\n\t] *|[A-Za-z_]+\.py\b|[ _.]?[A-Za-z]+| ?[0-9]| {2,}| ?(?:"""|\):|//|[<>=!+\-*/%]=|[^\sA-Za-z0-9])|\s'
 _POSITIONS = 4096
+INITIAL_DEVIATION = 0.06
+"""Of the weights of a model from scratch. At this width copying forms several times sooner than with the usual 0.02."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,7 @@ def build_model(config: ScratchModel, tokenizer: Any, *, seed: int) -> Qwen3ForC
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        initializer_range=INITIAL_DEVIATION,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

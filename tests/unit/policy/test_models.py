@@ -53,7 +53,8 @@ def test_a_line_has_the_same_tokens_at_any_indentation_and_in_a_call(tokenizer):
 
 
 def test_a_name_is_its_words_and_an_operator_is_one_token(tokenizer):
-    assert pieces(tokenizer, "`amber_river.py`") == ["`", "amber", "_river", ".py", "`"]
+    assert pieces(tokenizer, "`amber_river.py`") == ["`", "amber_river.py", "`"]
+    assert pieces(tokenizer, "amber_river") == ["amber", "_river"]
     assert pieces(tokenizer, "amber >= river:") == ["amber", " >=", " river", ":"]
 
 

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-UNSEEN_KINDS = frozenset({"slice", "flag", "division", "overwrite"})
+UNSEEN_KINDS = frozenset({"flag", "division", "overwrite"})
 TRAINING_KINDS = frozenset(
     {
         *("boundary", "direction", "equality", "arithmetic", "augmented", "boolean", "builtin", "method", "constant"),
-        *("initial", "index", "default", "range", "variable", "return", "arguments", "operands", "negation"),
+        *("initial", "index", "slice", "default", "range", "variable", "return", "arguments", "operands", "negation"),
     }
 )
 

@@ -3,9 +3,9 @@
 Splits, and what differs between them:
 
 - "train": names, constants and structures open to training (see `naming` and `shapes`); bugs of `TRAINING_KINDS`.
-- "heldout": every name (function, parameter, module), constant and structure is one that no training task uses, in the
-  function with the bug and in those around it (a called helper keeps its structure and gets new names); bugs of
-  `TRAINING_KINDS`.
+- "heldout": every function's name, constant and structure is one that no training task uses, in the function with the
+  bug and in those around it; the structures are compositions of parts that training sees in other compositions; bugs
+  of `TRAINING_KINDS`.
 - "unseen": names and constants as in "heldout", structures of both sorts; bugs of `UNSEEN_KINDS` only, which no
   training task has, each kind in turn.
 
@@ -30,9 +30,18 @@ from deepswe.tasks.synth.micro.naming import Namer
 from deepswe.tasks.synth.micro.shapes import BY_NAME, SHAPES, Function, Shape, Value, write
 from deepswe.tasks.task import HiddenTests, Repository, Task, TaskSet
 
-DRAWN_CASES = 24
+DRAWN_CASES = 16
 MOST_FAILING = 4
 MOST_PASSING = 2
+SINGLE_SHARE = 0.1
+"""Share of training functions that are no composition; held-out ones all are."""
+UNSEEN_SINGLE_SHARE = 0.8
+"""The same for the split "unseen", whose kinds of bug mostly need one."""
+KIND_WEIGHTS: Mapping[str, float] = {"constant": 0.2, "variable": 0.2}
+"""How often a kind of bug is chosen where it is possible; 1 where it is not named here. These two ask for a copy of
+what the docstring names, the others for a judgement on what it says."""
+FILE_NAMED = 0.95
+"""Share of issues that name the file; the others only name the function."""
 _TRIES = 1000
 
 Arguments = tuple[Value, ...]
@@ -92,8 +101,9 @@ def micro_task(split: str, number: int, *, seed: int) -> tuple[Task, HiddenTests
 def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] | None:
     namer = Namer(random, heldout=split != "train")
     shapes = _shapes(split)
-    functions = _module(random, namer, shapes, count=random.choice((1, 1, 2)))
-    target = random.choice([f for f in functions if split != "heldout" or f.shape.heldout])
+    share = UNSEEN_SINGLE_SHARE if split == "unseen" else SINGLE_SHARE
+    functions = _module(random, namer, shapes, count=1, single_share=share)
+    target = functions[-1]
     source = _text(functions)
     kinds = {sorted(UNSEEN_KINDS)[number % len(UNSEEN_KINDS)]} if split == "unseen" else TRAINING_KINDS
     bug = _find_bug(source, functions, target, random, kinds)
@@ -102,8 +112,10 @@ def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] |
     path = f"{namer.module()}.py"
     broken = apply(source, bug.edit)
     files = {path: broken}
-    for _ in range(random.choice((0, 0, 1, 2))):
-        files[f"{namer.module()}.py"] = _text(_module(random, namer, shapes, count=random.choice((1, 2))))
+    for _ in range(random.choice((0, 0, 0, 1, 1, 2))):
+        files[f"{namer.module()}.py"] = _text(
+            _module(random, namer, shapes, count=random.choice((1, 2)), single_share=share)
+        )
     if random.random() < 0.5:
         files[f"test_{path}"] = _tests(path, bug.passing[:1])
     if random.random() < 0.3:
@@ -124,16 +136,18 @@ def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] |
 def _shapes(split: str) -> list[Shape]:
     if split == "unseen":
         return list(SHAPES)
-    return [shape for shape in SHAPES if shape.heldout is (split == "heldout")]
+    if split == "heldout":
+        return [shape for shape in SHAPES if shape.heldout and "-" in shape.name]
+    return [shape for shape in SHAPES if not shape.heldout]
 
 
-def _module(random: Random, namer: Namer, shapes: list[Shape], *, count: int) -> list[Function]:
+def _module(random: Random, namer: Namer, shapes: list[Shape], *, count: int, single_share: float) -> list[Function]:
     """Functions of one module, helpers before their callers. A helper counts as one of them."""
     compositions = [shape for shape in shapes if "-" in shape.name]
     singles = [shape for shape in shapes if "-" not in shape.name]
     functions: list[Function] = []
     while len(functions) < count:
-        shape = random.choice(compositions if random.random() < 0.5 else singles)
+        shape = random.choice(singles if singles and random.random() < single_share else compositions)
         helper = ""
         if shape.helper:
             helper = namer.function()
@@ -152,7 +166,8 @@ def _find_bug(
     possible = [edit for edit in edits(source, target.name) if edit.kind in kinds]
     if not possible:
         return None
-    kind = random.choice(sorted({edit.kind for edit in possible}))
+    found = sorted({edit.kind for edit in possible})
+    kind = random.choices(found, [KIND_WEIGHTS.get(kind, 1.0) for kind in found])[0]
     edit = random.choice([edit for edit in possible if edit.kind == kind])
     broken = apply(source, edit)
     if broken.count(edit.text.strip()) != 1:
@@ -219,11 +234,11 @@ def _outcome(namespace: Mapping[str, Any], case: _Case) -> str:
 
 
 def _issue(bug: _Bug, path: str, random: Random) -> str:
-    """A short report of the first failing case; four in five name the file, the others only the function."""
+    """A short report of the first failing case; most name the file, the others only the function."""
     shown = bug.failing[0]
     call, right = f"`{shown.call}`", f"`{shown.right}`"
     got = bug.got if bug.got.startswith("raises ") else f"returns `{bug.got}`"
-    if random.random() < 0.2:
+    if random.random() >= FILE_NAMED:
         return random.choice(
             (
                 f"{call} {got}, but should return {right}.",

@@ -93,8 +93,7 @@ _WORD = re.compile(r'^\s+| ?(?:"[^"]*"|\w+|[<>=!+\-*/%]=|//|\S)')
 def fragment(source: str, old: str, new: str) -> tuple[str, str]:
     """The shortest piece of a line that shows its change: (its text before, its text after).
 
-    It holds the words that change and one on each side, then further words, left and right in turn, until it occurs
-    once in the file.
+    It holds the words that change, then further words, right and left in turn, until it occurs once in the file.
 
     Args:
         source: the file.
@@ -106,12 +105,12 @@ def fragment(source: str, old: str, new: str) -> tuple[str, str]:
     shared = min(len(before), len(after)) - start
     end = next((n for n in range(shared) if before[-1 - n] != after[-1 - n]), shared)
     first = 1 if old[:1].isspace() else 0  # never the indentation
-    left, right = max(first, start - 1), max(0, end - 1)
+    left, right = max(first, start), end
     while True:
         piece = "".join(before[left : len(before) - right])
-        if source.count(piece) == 1 or (left == first and not right):
+        if (piece and source.count(piece) == 1) or (left == first and not right):
             return piece, "".join(after[left : len(after) - right])
-        if left > first:
-            left -= 1
-        if right and source.count("".join(before[left : len(before) - right])) != 1:
+        if right:
             right -= 1
+        if left > first and source.count("".join(before[left : len(before) - right])) != 1:
+            left -= 1
