@@ -32,9 +32,7 @@ _LEAST_TIMEOUT_S = 0.1
 class SweEnv:
     """One attempt. See `deepswe.envs.base.Environment`."""
 
-    def __init__(
-        self, task: Task, workshop: Workshop, agent: AgentConfig, grader: Grader, *, max_steps: int = 0
-    ) -> None:
+    def __init__(self, task: Task, workshop: Workshop, agent: AgentConfig, grader: Grader) -> None:
         """Prepare; nothing is acquired before `start`.
 
         Args:
@@ -42,14 +40,11 @@ class SweEnv:
             workshop: where sandboxes come from.
             agent: prompt, call format and the time of one call.
             grader: gives a diff its grade.
-            max_steps: turns of an attempt, for `agent.steps_remaining`.
         """
         self._task = task
         self._workshop = workshop
         self._agent = agent
         self._grader = grader
-        self._max_steps = max_steps
-        self._steps = 0
         self._stack = AsyncExitStack()
         self._workspace: Workspace | None = None
         self._snapshot: Snapshot | None = None
@@ -66,11 +61,9 @@ class SweEnv:
         """Carry out the first call of a turn."""
         if self._workspace is None:
             raise EnvironmentFault("act was called before start, or after finish")
-        self._steps += 1
         with boundary("env.act", EnvironmentFault):
             self._workspace.timeout_s = max(_LEAST_TIMEOUT_S, min(self._agent.step_timeout_s, timeout_s))
-            outcome = await take_turn(self._workspace, completion, self._agent)
-        return _counted(outcome, self._agent, self._max_steps - self._steps)
+            return await take_turn(self._workspace, completion, self._agent)
 
     async def finish(self) -> Verdict:
         """Make the diff, end the sandbox, grade the diff."""
@@ -94,13 +87,12 @@ class SweEnv:
 class Rehearsal:
     """An attempt in memory, without commands and without a grade: to record imitation trajectories fast."""
 
-    def __init__(self, task: Task, agent: AgentConfig, *, max_steps: int = 0) -> None:
+    def __init__(self, task: Task, agent: AgentConfig) -> None:
         """Prepare.
 
         Args:
             task: a task without a base layer.
             agent: as for the real attempt.
-            max_steps: as for the real attempt.
 
         Raises:
             TaskError: the task has a base layer, which is not in memory.
@@ -109,8 +101,6 @@ class Rehearsal:
             raise TaskError(f"task {task.id} has the base layer {task.repository.base}; rehearse tasks without one")
         self._task = task
         self._agent = agent
-        self._max_steps = max_steps
-        self._steps = 0
         files = {f"{ROOT}/{path}": text.encode() for path, text in task.repository.files.items()}
         self._workspace = Workspace(MemorySandbox(files), ROOT)
 
@@ -120,9 +110,7 @@ class Rehearsal:
 
     async def act(self, completion: str, *, timeout_s: float) -> Outcome:
         """Carry out the first call of a turn."""
-        self._steps += 1
-        outcome = await take_turn(self._workspace, completion, self._agent)
-        return _counted(outcome, self._agent, self._max_steps - self._steps)
+        return await take_turn(self._workspace, completion, self._agent)
 
     async def finish(self) -> Verdict:
         """No grade: nothing was tested."""
@@ -130,14 +118,6 @@ class Rehearsal:
 
     async def close(self) -> None:
         """Nothing to release."""
-
-
-def _counted(outcome: Outcome, agent: AgentConfig, left: int) -> Outcome:
-    """The outcome with the number of steps that are left, if the agent is told."""
-    if not agent.steps_remaining or outcome.done:
-        return outcome
-    text = f"{outcome.observation}\nSteps Remaining: {max(0, left)}"
-    return Outcome(text, call=outcome.call, error=outcome.error)
 
 
 async def take_turn(workspace: Workspace, completion: str, agent: AgentConfig) -> Outcome:
@@ -187,7 +167,6 @@ class SweSuite:
         workshop: Workshop,
         agent: AgentConfig,
         *,
-        max_steps: int = 0,
         solver: Solver | None = gold_solver,
         reuse_verdicts: bool = True,
     ) -> None:
@@ -197,7 +176,6 @@ class SweSuite:
             tasks: tasks and hidden tests.
             workshop: where sandboxes come from.
             agent: prompt, call format and the time of one call.
-            max_steps: turns of an attempt, for `agent.steps_remaining`.
             solver: the reference solver; None if there is none.
             reuse_verdicts: grade a patch that was already graded on the same task, in this process, by that verdict.
         """
@@ -205,7 +183,6 @@ class SweSuite:
         self.counts = GradingCounts()
         self._workshop = workshop
         self._agent = agent
-        self._max_steps = max_steps
         self._solver = solver
         self._reuse = reuse_verdicts
         self._verdicts: dict[tuple[str, bytes], Graded] = {}
@@ -221,11 +198,11 @@ class SweSuite:
         async def grader(patch: str) -> Grade:
             return await self.grade(task, patch)
 
-        return SweEnv(task, self._workshop, self._agent, grader, max_steps=self._max_steps)
+        return SweEnv(task, self._workshop, self._agent, grader)
 
     def rehearse(self, task: Task, *, seed: int) -> Environment:
         """A new attempt in memory, not graded; for tasks without a base layer whose solver runs no commands."""
-        return Rehearsal(task, self._agent, max_steps=self._max_steps)
+        return Rehearsal(task, self._agent)
 
     def corpus(self) -> Iterator[str]:
         """The issues and the files of the training tasks."""
@@ -250,7 +227,14 @@ class SweSuite:
 
     def describe(self, task: Task) -> Mapping[str, str]:
         """What reports group by."""
-        return {"repo": task.repo, "kind": task.kind, "source": task.source, "split": task.split, **task.tags}
+        return {
+            "repo": task.repo,
+            "kind": task.kind,
+            "source": task.source,
+            "split": task.split,
+            "issue": task.problem_statement,
+            **task.tags,
+        }
 
     def _hidden(self, task: Task) -> HiddenTests:
         if task.id not in self.tasks.hidden:
