@@ -227,6 +227,8 @@ class TrainingConfig(Section):
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises linearly."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls after the warm-up: not at all, or to zero at the end of `steps`."""
     weight_decay: float = Field(default=0.01, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
     grad_clip: PositiveFloat = 1.0

@@ -98,6 +98,8 @@ class Learner:
             model,
             peak=config.learning_rate,
             warmup=config.warmup_steps,
+            total=config.steps * config.updates_per_step,
+            decay=config.decay,
             weight_decay=config.weight_decay,
             betas=config.betas,
             grad_clip=config.grad_clip,

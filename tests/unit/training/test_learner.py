@@ -208,3 +208,9 @@ def test_bfloat16_forward_stays_close_to_float32(make_model, make_group):
         rows.append(subject.update([group]))
     assert rows[1]["entropy"] == pytest.approx(rows[0]["entropy"], rel=0.02)
     assert rows[1]["entropy"] != rows[0]["entropy"]
+
+
+def test_decay_ends_with_the_last_step(make_model, make_group):
+    subject = learner(make_model(), training={"steps": 4, "decay": "linear"})
+    rates = [subject.update([make_group([1, 0, 0])])["learning_rate"] for _ in range(5)]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.0])
