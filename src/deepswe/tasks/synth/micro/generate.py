@@ -6,7 +6,7 @@ Splits, and what differs between them:
 - "heldout": every function's name, constant and structure is one that no training task uses, in the function with the
   bug and in those around it; the structures are compositions of parts that training sees in other compositions; bugs
   of `TRAINING_KINDS`.
-- "unseen": names and constants as in "heldout", structures of both sorts; bugs of `UNSEEN_KINDS` only, which no
+- "unseen": names and constants as in "heldout", structures as in "train"; bugs of `UNSEEN_KINDS` only, which no
   training task has, each kind in turn.
 
 Truth of a task, by construction and by running both versions here: at least two hidden cases fail with the bug and

@@ -1,10 +1,10 @@
 """The reference solver of micro tasks: a teacher of the format, and of judgement only in part.
 
-It looks at the file (after a search where the issue names none), replaces a few words in one line (what changes and a
-word on each side of it, more where that is not unique in the file) and submits. In a share of its trajectories the
-edit is a guess: another one-line edit of the same function, drawn evenly over the lines and then over the edits of
-that line. So a policy that imitates it learns the tools, to copy exactly and which edits there are; which edit is
-right it learns in part, and the rest from the tests.
+It looks at the file (after a search where the issue names none), replaces the words of one line that change (and as
+many beside them as make the piece unique in the file) and submits. In a share of its trajectories the edit is a guess:
+another one-line edit of the same function, drawn evenly over the lines and then over the edits of that line. So a
+policy that imitates it learns the tools, to copy exactly and which edits there are; which edit is right it learns in
+part, and the rest from the tests.
 """
 
 from __future__ import annotations
