@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from random import Random
 
 UNSEEN_KINDS = frozenset({"flag", "division", "overwrite"})
 TRAINING_KINDS = frozenset(
@@ -19,6 +20,13 @@ TRAINING_KINDS = frozenset(
         *("initial", "index", "slice", "default", "range", "variable", "return", "arguments", "operands", "negation"),
     }
 )
+
+KIND_WEIGHTS: Mapping[str, float] = {
+    **dict.fromkeys(("constant", "variable", "default", "range"), 0.2),
+    **dict.fromkeys(("return", "initial"), 0.5),
+}
+"""How often a kind is drawn where it is possible; 1 where it is not named here. These ask mostly for the copy of a name
+or a number, the others for a judgement on what the docstring says."""
 
 _TOKEN = re.compile(r'"[^"\n]*"|\w+|-\d+|[<>=!+\-*/%]=|//|\S')
 _SWAPS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -70,6 +78,12 @@ class Edit:
     line: int
     text: str
     kind: str
+
+
+def draw_kind(kinds: Iterable[str], random: Random) -> str:
+    """One of the kinds, by their weights; the same for the same set, in whatever order."""
+    found = sorted(set(kinds))
+    return random.choices(found, [KIND_WEIGHTS.get(kind, 1.0) for kind in found])[0]
 
 
 def apply(source: str, edit: Edit) -> str:

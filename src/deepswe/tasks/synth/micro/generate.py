@@ -25,7 +25,7 @@ from typing import Any
 
 from deepswe.config import MicroTasks
 from deepswe.errors import TaskError
-from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, UNSEEN_KINDS, Edit, apply, edits
+from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, UNSEEN_KINDS, Edit, apply, draw_kind, edits
 from deepswe.tasks.synth.micro.naming import Namer
 from deepswe.tasks.synth.micro.shapes import BY_NAME, SHAPES, Function, Shape, Value, write
 from deepswe.tasks.task import HiddenTests, Repository, Task, TaskSet
@@ -37,9 +37,6 @@ SINGLE_SHARE = 0.1
 """Share of training functions that are no composition; held-out ones all are."""
 UNSEEN_SINGLE_SHARE = 0.8
 """The same for the split "unseen", whose kinds of bug mostly need one."""
-KIND_WEIGHTS: Mapping[str, float] = {"constant": 0.2, "variable": 0.2}
-"""How often a kind of bug is chosen where it is possible; 1 where it is not named here. These two ask for a copy of
-what the docstring names, the others for a judgement on what it says."""
 FILE_NAMED = 0.95
 """Share of issues that name the file; the others only name the function."""
 _TRIES = 1000
@@ -167,7 +164,7 @@ def _find_bug(
     if not possible:
         return None
     found = sorted({edit.kind for edit in possible})
-    kind = random.choices(found, [KIND_WEIGHTS.get(kind, 1.0) for kind in found])[0]
+    kind = draw_kind(found, random)
     edit = random.choice([edit for edit in possible if edit.kind == kind])
     broken = apply(source, edit)
     if broken.count(edit.text.strip()) != 1:

@@ -23,7 +23,7 @@ WORDS = (
 )
 """Sub-words of every name; none is a keyword, a builtin or a word of an issue text or a docstring."""
 
-LARGEST_CONSTANT = 10
+LARGEST_CONSTANT = 50
 
 
 def is_heldout_pair(first: str, second: str) -> bool:
@@ -54,8 +54,9 @@ class Namer:
                 return name
 
     def module(self) -> str:
-        """A new module name, such as "amber"."""
-        name = self._random.choice([word for word in WORDS if word not in self._used])
+        """A new module name, such as "amber"; no part of a name drawn before."""
+        parts = {part for name in self._used for part in name.split("_")}
+        name = self._random.choice([word for word in WORDS if word not in parts])
         self._used.add(name)
         return name
 

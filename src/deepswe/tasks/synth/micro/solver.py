@@ -2,7 +2,7 @@
 
 It looks at the file (after a search where the issue names none), replaces the words of one line that change (and as
 many beside them as make the piece unique in the file) and submits. In a share of its trajectories the edit is a guess:
-another one-line edit of the same function, drawn evenly over the lines and then over the edits of that line. So a
+another one-line edit of the same function, its kind drawn as the kinds of bugs are. So a
 policy that imitates it learns the tools, to copy exactly and which edits there are; which edit is right it learns in
 part, and the rest from the tests.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from random import Random
 
 from deepswe.errors import TaskError
-from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, edits
+from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, draw_kind, edits
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import ToolCall
 
@@ -76,15 +76,18 @@ def _read_fix(task: Task, hidden: HiddenTests) -> _Fix:
 def _guess(source: str, fix: _Fix, random: Random) -> tuple[str, str]:
     """(old, new) lines of a wrong edit whose old line occurs once; the right ones if there is no other."""
     lines = source.split("\n")
-    by_line: dict[str, list[str]] = {}
-    for edit in edits(source, fix.function):
-        old = lines[edit.line]
-        if edit.kind in TRAINING_KINDS and (old, edit.text) != (fix.old, fix.new) and source.count(old.strip()) == 1:
-            by_line.setdefault(old, []).append(edit.text)
-    if not by_line:
+    others = [
+        edit
+        for edit in edits(source, fix.function)
+        if edit.kind in TRAINING_KINDS
+        and (lines[edit.line], edit.text) != (fix.old, fix.new)
+        and source.count(lines[edit.line].strip()) == 1
+    ]
+    if not others:
         return fix.old, fix.new
-    old = random.choice(list(by_line))
-    return old, random.choice(by_line[old])
+    kind = draw_kind((edit.kind for edit in others), random)
+    chosen = random.choice([edit for edit in others if edit.kind == kind])
+    return lines[chosen.line], chosen.text
 
 
 _WORD = re.compile(r'^\s+| ?(?:"[^"]*"|\w+|[<>=!+\-*/%]=|//|\S)')
