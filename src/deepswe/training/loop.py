@@ -90,11 +90,14 @@ class TrainingLoop:
 
     async def run(self, start: int) -> int:
         """Train from step `start` to the end of the recipe or its time limit; returns the number of steps taken."""
-        config, every = self._recipe.training, self._recipe.evaluation.every
+        config = self._recipe.training
         self._progress.begin("training", config.steps)
         self._progress.advance(start)
         spent = sum(row["seconds"] for row in self._metrics.find("train") if row["step"] <= start)
         saved = step = start
+        # The process before may have been killed between a checkpoint and the evaluation that was due with it; what is
+        # recorded of that is only read back.
+        await self._evaluate_if_due(step)
         while step < config.steps and not 0 < config.time_limit_s <= spent:
             row = await self._step(step)
             step += 1
@@ -103,11 +106,15 @@ class TrainingLoop:
             if step % config.checkpoint_every == 0:
                 self._save(step)
                 saved = step
-            if every and step % every == 0 and step < config.steps:
-                await self._evaluate("step", step)
+            await self._evaluate_if_due(step)
         if saved != step:
             self._save(step)
         return step
+
+    async def _evaluate_if_due(self, step: int) -> None:
+        every = self._recipe.evaluation.every
+        if every and step and step % every == 0 and step < self._recipe.training.steps:
+            await self._evaluate("step", step)
 
     async def _step(self, step: int) -> Row:
         rollout = self._recipe.rollout
