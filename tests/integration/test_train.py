@@ -46,7 +46,7 @@ def micro(directory: Path) -> Recipe:
             "tasks": {"kind": "micro", "train": 6, "heldout": 3, "unseen": 0},
             "agent": {"prompt": "brief"},
             "rollout": {
-                "tasks_per_step": 2, "group_size": 2, "max_steps": 2, "max_tokens": 400, "max_turn_tokens": 24,
+                "tasks_per_step": 2, "group_size": 2, "max_steps": 3, "max_tokens": 400, "max_turn_tokens": 24,
             },
             "imitation": {"steps": 2, "trajectories": 6, "batch_size": 3},
             "training": {"steps": 1, "learning_rate": 1e-3},

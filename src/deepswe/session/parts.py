@@ -27,6 +27,9 @@ from deepswe.types import Trajectory
 LOCKSTEP_WIDTH = 32
 """Attempts in flight in deterministic mode unless the recipe says: a number that no machine changes."""
 
+UNCOUNTED = {"max_tokens": 1 << 30, "max_turn_tokens": 1 << 30}
+"""Limits on tokens that nothing reaches."""
+
 NO_OP = "<function=finish>\n<parameter=command>submit</parameter>\n</function>"
 """What the policy that does nothing writes."""
 
@@ -79,8 +82,15 @@ class Parts:
             autocast=torch.bfloat16 if self.autocast else None,
         )
 
-    def scheduler(self, policy: Policy, renderer: Renderer, *, rehearsal: bool = False) -> Scheduler:
+    def scheduler(
+        self, policy: Policy, renderer: Renderer, *, rehearsal: bool = False, count_tokens: bool = True
+    ) -> Scheduler:
         """A scheduler with the recipe's limits and seeds.
+
+        Args:
+            policy, renderer: who acts, and in which tokens.
+            rehearsal: attempts are not graded.
+            count_tokens: False lifts the limits on tokens, for a script whose tokens are not the model's.
 
         Raises:
             ConfigError: deterministic mode asks for more attempts in flight than there can be sandboxes.
@@ -96,7 +106,7 @@ class Parts:
             self.suite,
             policy,
             renderer,
-            rollout=recipe.rollout,
+            rollout=recipe.rollout if count_tokens else recipe.rollout.model_copy(update=UNCOUNTED),
             agent=recipe.agent,
             concurrency=min(wanted, self._capacity),
             seed=recipe.run.seed,

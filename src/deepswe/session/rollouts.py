@@ -52,7 +52,8 @@ def run_rollouts(
                 raise ConfigError(f"the task set has no split {split!r}, or it is empty")
             batch = Batch(f"{actor}_{split}", 0, tasks, attempts, recipe.evaluation.temperature)
             async with _acting(parts, actor, batch) as (policy, renderer):
-                return await parts.collect(parts.scheduler(policy, renderer), batch, f"{actor}: {split}")
+                scheduler = parts.scheduler(policy, renderer, count_tokens=actor == "model")
+                return await parts.collect(scheduler, batch, f"{actor}: {split}")
 
     with own_run(recipe, resume=resume) as run:
         return evaluation_row(run_to_end(attempt(TrajectoryStore(run.path))))
