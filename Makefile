@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where your torch comes from, if not the default: make setup PIP_ARGS="--index-url ..."
 PIP_ARGS ?=
 
-.PHONY: setup quickstart test lint benchmarks clean
+.PHONY: setup quickstart test lint clean
 
 setup: $(VENV)/.ready
 
