@@ -290,6 +290,7 @@ def test_environments_are_shared_by_those_that_need_the_same() -> None:
 def test_hidden_tests_of_the_shipped_set_are_at_least_two_and_the_issue_names_none() -> None:
     shipped = load_catalogue()
     assert len({task.repo for task in shipped.tasks}) >= 6
+    assert len({task.kind for task in shipped.tasks}) >= 12
     assert len({task.id for task in shipped.tasks}) == len(shipped.tasks)
     for task in shipped.tasks:
         names = {test.partition("::")[2].partition("[")[0].rpartition("::")[2] for test in task.fail_to_pass}

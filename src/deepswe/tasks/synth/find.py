@@ -207,16 +207,9 @@ def measure(bench: Bench, tools: Path, plan: Plan) -> Profile:
     started = time.monotonic()
     runs = [bench.run_tests(files, timeout_s=600.0) for _ in range(plan.repeats)]
     whole_s = (time.monotonic() - started) / plan.repeats
-    launcher = [
-        "-m",
-        "coverage",
-        "run",
-        "--data-file=../home/coverage",
-        f"--source={','.join(recipe.code)}",
-        "-m",
-        "pytest",
-    ]
-    runs.append(bench.run_tests(files, timeout_s=900.0, launcher=launcher, path=[tools]))
+    measured = sorted({str(Path(place).parent) if place.endswith(".py") else place for place in recipe.code})
+    coverage = ["-m", "coverage", "run", "--data-file=../home/coverage", f"--source={','.join(measured)}"]
+    runs.append(bench.run_tests(files, timeout_s=900.0, launcher=[*coverage, "-m", "pytest"], path=[tools]))
     if not all(run.complete for run in runs):
         raise TaskError(f"{recipe.name}: a run of the original tests did not come to its end")
     stable = frozenset.intersection(*(run.passed for run in runs))
@@ -239,11 +232,14 @@ def _read_coverage(bench: Bench, tools: Path, stable: frozenset[str]) -> dict[st
         "-o",
         "../home/coverage.json",
     ]
-    bench.run_tool(launcher, timeout_s=300.0, path=[tools])
+    if not bench.run_tool(launcher, timeout_s=300.0, path=[tools]):
+        raise TaskError(f"{bench.source.recipe.name}: the coverage of its tests could not be read")
     record = json.loads((bench.root.parent / "home" / "coverage.json").read_text())
+    code = set(_code_files(bench.source))
     return {
         file: {int(line): frozenset(tests) & stable for line, tests in content.get("contexts", {}).items()}
         for file, content in record["files"].items()
+        if file in code
     }
 
 

@@ -225,7 +225,8 @@ def _slice(before: Sequence[ast.stmt], shown: ast.expr) -> tuple[list[ast.stmt],
 
 
 def _acts(statement: ast.Expr) -> bool:
-    return isinstance(statement.value, ast.Call) and not _call_name(statement.value).startswith("assert")
+    name = _call_name(statement.value)
+    return bool(name) and name not in _WRAPPERS and not name.startswith("assert")
 
 
 def _names(node: ast.AST) -> set[str]:
