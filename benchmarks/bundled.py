@@ -16,7 +16,7 @@ object:
     wall_s          seconds for everything
 
 Exit code 0 if gold_pass is 1.0, noop_pass is 0.0, nothing is ungraded and every repository was built.
-`--quick` takes 8 tasks of two small repositories.
+`--quick` takes 6 tasks of two small repositories.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from deepswe.tasks.bundled import load_catalogue, select_recipes
 from deepswe.types import Graded, Trajectory
 
 NO_OP = "<function=finish>\n<parameter=command>submit</parameter>\n</function>"
-QUICK = {"repositories": ["schema", "tinydb"], "limit": 8}
+QUICK = {"repositories": ["schema", "tinydb"], "limit": 6}
 SPLITS = ("train", "heldout")
 
 
@@ -135,7 +135,7 @@ def cpu_seconds() -> float:
 def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8 tasks of two small repositories")
+    parser.add_argument("--quick", action="store_true", help="6 tasks of two small repositories")
     recipe = make_recipe(parser.parse_args().quick)
     with TerminalProgress() as progress:
         figures = asyncio.run(measure(recipe, progress))
