@@ -58,7 +58,7 @@ GRAMMAR = (
 _PIECES = r'[\n\t] *|[A-Za-z_]+\.py\b|[ _.]?[A-Za-z]+| ?[0-9]| {2,}| ?(?:"""|\):|//|[<>=!+\-*/%]=|[^\sA-Za-z0-9])|\s'
 _POSITIONS = 4096
 INITIAL_DEVIATION = 0.06
-"""Of the weights of a model from scratch. At this width copying forms several times sooner than with the usual 0.02."""
+"""Standard deviation of the weights of a model from scratch; the usual 0.02 is meant for much wider models."""
 
 
 @dataclass(frozen=True, slots=True)
