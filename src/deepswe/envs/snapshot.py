@@ -44,7 +44,9 @@ echo "$commit"
 """
 _DATE = "946684800 +0000"
 _COMMIT_ENVIRONMENT = {"GIT_AUTHOR_DATE": _DATE, "GIT_COMMITTER_DATE": _DATE, "GIT_CONFIG_GLOBAL": "/dev/null"}
-_DIFF_SCRIPT = """git add -A -- . || exit 90
+# The index is made anew, without file times: an edit that keeps a file's size, made within the second of the first
+# commit, would otherwise not be seen ("racy git").
+_DIFF_SCRIPT = """git read-tree "$1" && git add -A -- . || exit 90
 exec git diff --cached --binary --full-index --no-ext-diff --no-textconv --no-renames --no-color "$1" -- \
 . ':(exclude,glob)**/__pycache__/**' ':(exclude,glob)**/*.py[co]' >&3
 """

@@ -132,6 +132,13 @@ def test_rehearsals_of_micro_tasks_are_identical_to_real_attempts(workshop: Work
 
 
 @pytest.mark.parametrize("base", [None, "base"])
+def test_an_edit_of_the_same_size_right_after_the_start_is_in_the_diff(workshop: Workshop, base: str | None) -> None:
+    for _ in range(3):
+        _, verdict = attempt(workshop, bash("sed -i 's/^def /dEf /' pkg/shop.py"), base=base)
+        assert "+dEf " in verdict.artifact
+
+
+@pytest.mark.parametrize("base", [None, "base"])
 def test_the_agent_starts_from_one_clean_commit_without_the_answer(workshop: Workshop, base: str | None) -> None:
     look = "git log --oneline --all | wc -l; git status --porcelain; git fsck 2>&1; find .git -name logs; cat README"
     outcomes, verdict = attempt(workshop, bash(look), bash("ls -a; git show --stat | grep -c secret"), base=base)
