@@ -160,13 +160,24 @@ class Cgroups:
         return not self._all
 
     def reap(self) -> int:
-        """Remove what dead owners left; returns the number of directories removed."""
-        count = 0
-        for parent in dict.fromkeys(self.parents.values()):
-            for directory in list(parent.iterdir()):
-                if is_abandoned(directory.name):
-                    count += remove(Group((directory,)))
-        return count
+        """Remove what dead owners left, under whatever group they ran; returns the number of directories removed."""
+        roots = dict.fromkeys(mount_point(parent) for parent in self.parents.values())
+        return sum(remove(Group((directory,))) for root in roots for directory in find_abandoned(root))
+
+
+def mount_point(path: Path) -> Path:
+    """The hierarchy that a group's directory belongs to; the directory itself if nothing is mounted above it."""
+    return next((place for place in (path, *path.parents[:-1]) if place.is_mount()), path)
+
+
+def find_abandoned(root: Path) -> list[Path]:
+    """The directories of sandboxes whose owners are dead, anywhere below `root`."""
+    found: list[Path] = []
+    for place, names, _ in os.walk(root):
+        ours = [name for name in names if name.startswith(PREFIX)]
+        found += [Path(place, name) for name in ours if is_abandoned(name)]
+        names[:] = [name for name in names if name not in ours]
+    return found
 
 
 def remove(group: Group) -> bool:

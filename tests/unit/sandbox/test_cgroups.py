@@ -109,3 +109,12 @@ def test_reaping_removes_dead_owners_only(tmp_path):
     assert foreign.exists()
     assert not gone.exists()
     assert not reused.exists()
+
+
+def test_what_a_dead_owner_left_is_found_under_whatever_group_it_ran(tmp_path: Path) -> None:
+    dead = tmp_path / "elsewhere" / "deep" / "deepswe-999999999-1-1"
+    alive = tmp_path / f"deepswe-{cgroups.owner_tag()}-1"
+    for directory in (dead, alive, tmp_path / "other"):
+        directory.mkdir(parents=True)
+    assert cgroups.find_abandoned(tmp_path) == [dead]
+    assert cgroups.mount_point(Path("/proc/self")) == Path("/proc")
