@@ -52,6 +52,8 @@ class SandboxSpec:
         env: variables that every command sees, on top of the backend's small clean default.
         limits: what it may use.
         labels: for the owner and the reaper, such as {"run": ..., "task": ...}.
+        image: container image that holds the system and, if the task says so, the repository; empty takes the
+            backend's default. A backend without images refuses a spec that names one.
     """
 
     layers: tuple[Layer, ...] = ()
@@ -59,6 +61,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = Limits()
     labels: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +144,29 @@ class Sandbox(Protocol):
             SandboxError: the sandbox itself failed.
         """
         ...
+
+
+class Backend(Protocol):
+    """Starts and ends the sandboxes of one kind for one run, on one event loop. The pool owns it; only the pool calls it."""
+
+    async def start(self, name: str, spec: SandboxSpec, timeout_s: float) -> Sandbox:
+        """Start one sandbox. Cancelled or failed, it leaves nothing behind.
+
+        Args:
+            name: unique; a reaper that finds it elsewhere can tell its owner.
+            spec: what to start.
+            timeout_s: seconds until it must answer.
+
+        Raises:
+            SandboxStartError: it did not start; the message says why.
+        """
+        ...
+
+    async def stop(self, name: str) -> None:
+        """End one sandbox and all that it holds. Unknown names are ignored; a cancelled stop still ends it."""
+
+    async def close(self) -> None:
+        """End all sandboxes and the backend."""
+
+    def abort(self) -> None:
+        """The same without an event loop, for the last moment of a process; repeated calls do nothing."""
