@@ -147,7 +147,7 @@ class Sandbox(Protocol):
 
 
 class Backend(Protocol):
-    """Starts and ends the sandboxes of one kind for one run, on one event loop. The pool owns it; only the pool calls it."""
+    """Starts and ends the sandboxes of one kind for one run, on one event loop. Only the pool calls it."""
 
     async def start(self, name: str, spec: SandboxSpec, timeout_s: float) -> Sandbox:
         """Start one sandbox. Cancelled or failed, it leaves nothing behind.
