@@ -22,13 +22,16 @@ def rollout(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it was begun.")] = False,
 ) -> None:
     """Attempt tasks through the same loop as training, without learning; prints the counts as JSON."""
-    from deepswe.cli.progress import TerminalProgress
     from deepswe.config import load_recipe
+
+    wanted = load_recipe(recipe, overrides or ())
+
+    from deepswe.cli.progress import TerminalProgress
     from deepswe.session.rollouts import run_rollouts
 
     with TerminalProgress() as progress:
         row = run_rollouts(
-            load_recipe(recipe, overrides or ()),
+            wanted,
             actor=policy,
             split=split,
             attempts=attempts,

@@ -16,10 +16,13 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it was begun.")] = False,
 ) -> None:
     """Run a recipe from its first task to its report; prints the path of the report."""
-    from deepswe.cli.progress import TerminalProgress
     from deepswe.config import load_recipe
+
+    wanted = load_recipe(recipe, overrides or ())  # a wrong recipe is told before torch is imported
+
+    from deepswe.cli.progress import TerminalProgress
     from deepswe.session.train import run_recipe
 
     with TerminalProgress() as progress:
-        path = run_recipe(load_recipe(recipe, overrides or ()), resume=resume, progress=progress)
+        path = run_recipe(wanted, resume=resume, progress=progress)
     print(path)
