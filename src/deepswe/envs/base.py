@@ -99,6 +99,10 @@ class Suite(Protocol):
         """
         ...
 
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The declarations of the tools that its agent calls, as chat templates take them; empty if it has none."""
+        ...
+
     def describe(self, task: Any) -> Mapping[str, str]:
         """What reports group this task by, such as {"repo": ..., "kind": ...}."""
         ...

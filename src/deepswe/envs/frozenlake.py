@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 from deepswe.config import FrozenLakeTasks
 from deepswe.envs.base import Outcome, Verdict
@@ -256,6 +256,10 @@ class FrozenLakeSuite:
     def reference(self, task: LakeTask, *, seed: int) -> Iterator[str] | None:
         """The moves of a shortest path; None on slippery ice, where no fixed path is a solution."""
         return None if self._config.slippery else iter(shortest_path(task.rows, task.start) or ())
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """None: a move is a word."""
+        return ()
 
     def describe(self, task: LakeTask) -> Mapping[str, str]:
         """Grouped by size of the map and by distance of the goal."""

@@ -10,9 +10,7 @@ from deepswe.tools.declare import Tool
 from deepswe.types import Message
 
 _ROLE = """You are a software engineer. You work on a repository in {root} through tools, until the issue that the \
-user gives you is resolved, and then submit your work.
-
-{tools}
+user gives you is resolved, and then submit your work.{tools}
 
 Reminders:
 - Think first, then make exactly one call in each turn. Only the first call of a turn counts.
@@ -34,8 +32,12 @@ Change the repository so that the issue is resolved.
 
 
 def opening_messages(issue: str, agent: AgentConfig, tools: Sequence[Tool], root: str) -> list[Message]:
-    """The messages that start an attempt: two with `agent.prompt` "full", the bare issue with "brief"."""
+    """The messages that start an attempt: two with `agent.prompt` "full", the bare issue with "brief".
+
+    With native calls the tools are left to the chat template, which declares them in the model family's own words.
+    """
     if agent.prompt == "brief":
         return [Message("user", issue)]
-    system = _ROLE.format(root=root, tools=document_calls(tools, agent.format))
+    documented = "" if agent.format == "native" else "\n\n" + document_calls(tools, agent.format)
+    system = _ROLE.format(root=root, tools=documented)
     return [Message("system", system), Message("user", _ISSUE.format(root=root, issue=issue))]

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from deepswe.config import AgentConfig
 from deepswe.envs.base import Environment, Outcome, Verdict
@@ -224,6 +225,10 @@ class SweSuite:
                 call = calls.send(observation)
         except StopIteration:
             return
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """The declarations of the agent's tools."""
+        return [tool.schema() for tool in TOOLS]
 
     def describe(self, task: Task) -> Mapping[str, str]:
         """What reports group by."""

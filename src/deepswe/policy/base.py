@@ -95,12 +95,14 @@ class Renderer(Protocol):
         """The tokens of the conversation so far, ready for the first sampled turn."""
         ...
 
-    def observation(self, text: str, *, role: ObservationRole = "user", truncated: bool = False) -> tuple[int, ...]:
+    def observation(
+        self, text: str, *, role: ObservationRole | None = None, truncated: bool = False
+    ) -> tuple[int, ...]:
         """The tokens to append after a sampled turn, ready for the next one.
 
         Args:
             text: what the environment answered.
-            role: the role that says it.
+            role: the role that says it; None leaves it to the renderer.
             truncated: the turn did not end in a stop token; the tokens then begin with the end of that turn.
         """
         ...

@@ -13,12 +13,13 @@ tokenised as plain text: nothing but the template can end a turn or start one.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepswe.errors import PolicyError, boundary
 from deepswe.policy.base import ObservationRole
-from deepswe.types import Message
+from deepswe.tools.calls import parse_call
+from deepswe.types import Message, ToolCall
 
 _MARKER = "\ue0f1turn\ue0f2"
 _PROBE = "\ue0f1text\ue0f2"
@@ -32,16 +33,21 @@ class Renderer:
         tokenizer: a `transformers.PreTrainedTokenizerFast` whose `chat_template` is set.
         strict: refuse a template that rewrites earlier turns, such as one that drops their thinking. Otherwise the
             stream keeps what the template would have dropped (see `rewrites_history`).
+        tools: declarations (`Tool.schema()`) that the template itself puts before the model, for native calls.
+            Observations then have the role "tool".
 
     Raises:
         PolicyError: there is no template, it refuses a conversation of system, user and assistant turns, it changes
-            the text of a turn, or its turns do not end in a single special token.
+            the text of a turn, or its turns do not end in a single special token; or tools are given and it does not
+            declare them, or writes calls in another way than `deepswe.tools.calls` reads.
     """
 
-    def __init__(self, tokenizer: Any, *, strict: bool = False) -> None:
+    def __init__(self, tokenizer: Any, *, strict: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise PolicyError("the tokenizer has no chat template; set model.chat_template in the recipe")
         self._tokenizer = tokenizer
+        self._tools = [dict(declaration) for declaration in tools]
+        self._role: ObservationRole = "tool" if tools else "user"
         self._special: dict[str, int] = {
             str(token): int(token_id)
             for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -50,7 +56,7 @@ class Renderer:
         longest_first = sorted(self._special, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._turn_end, self._stop = self._find_turn_end()
-        self._frames: dict[ObservationRole, tuple[str, str]] = {"user": self._frame("user")}
+        self._frames: dict[ObservationRole, tuple[str, str]] = {self._role: self._frame(self._role)}
         self.rewrites_history = not self._keeps_thinking()
         """Whether the template itself would drop the thinking of earlier turns; the stream never does."""
         if strict and self.rewrites_history:
@@ -58,6 +64,8 @@ class Renderer:
                 "the chat template drops the thinking (<think>...</think>) of earlier assistant turns, so no "
                 "append-only stream equals it; use a template that keeps it, or allow it with strict=False"
             )
+        if tools:
+            self._check_native()
 
     @property
     def stop_tokens(self) -> frozenset[int]:
@@ -75,19 +83,23 @@ class Renderer:
         rendered = self._render([(message.role, text) for message, text in zip(messages, masked, strict=True)])
         return self._encode_masked(rendered, hidden)
 
-    def observation(self, text: str, *, role: ObservationRole = "user", truncated: bool = False) -> tuple[int, ...]:
+    def observation(
+        self, text: str, *, role: ObservationRole | None = None, truncated: bool = False
+    ) -> tuple[int, ...]:
         """What the template puts between the end of a turn and the start of the next, around `text`.
 
         Args:
             text: what the environment answered.
-            role: "tool" needs a template that knows it.
+            role: "tool" needs a template that knows it; None is "tool" where tools are declared, else "user".
             truncated: the sampled turn did not end in a stop token; the tokens then begin with the end of that turn.
 
         Raises:
             PolicyError: the template refuses the role.
         """
         (masked,), hidden = self._mask_all([text])
-        _, after = self._split_after_turn(self._render([("user", "."), ("assistant", _MARKER), (role, masked)]))
+        _, after = self._split_after_turn(
+            self._render([("user", "."), ("assistant", _MARKER), (role or self._role, masked)])
+        )
         return (self._turn_end if truncated else ()) + self._encode_masked(after, hidden)
 
     def completion(self, text: str) -> tuple[int, ...]:
@@ -142,13 +154,32 @@ class Renderer:
         turn = f"<think>\n{_THOUGHT}\n</think>\n\n{_MARKER}"
         return _THOUGHT in self._render([("user", "."), ("assistant", turn), ("user", ".")])
 
+    def _check_native(self) -> None:
+        names = [str(declaration["function"]["name"]) for declaration in self._tools]
+        declared = self._render([("system", "."), ("user", ".")])
+        if missing := [name for name in names if name not in declared]:
+            raise PolicyError(
+                f"the chat template does not declare the tools {', '.join(missing)}; set agent.format to 'xml', or "
+                "model.chat_template to one that takes tools"
+            )
+        call = ToolCall(names[0], {"cmd": _PROBE})
+        function = {"name": call.name, "arguments": dict(call.arguments)}
+        turn = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        whole = self._apply([{"role": "user", "content": "."}, turn])
+        if parse_call(whole[whole.rfind("<tool_call>") :], "native").call != call:
+            raise PolicyError(
+                "the chat template writes calls in a format of its own that is not read here (JSON between <tool_call> "
+                "and </tool_call> is); set agent.format to 'xml'"
+            )
+
     def _render(self, messages: Sequence[tuple[str, str]]) -> str:
-        roles = ", ".join(role for role, _ in messages)
+        return self._apply([{"role": role, "content": content} for role, content in messages])
+
+    def _apply(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        roles = ", ".join(str(message["role"]) for message in messages)
         with boundary(f"policy.render: the chat template refuses the roles {roles}", PolicyError):
             rendered = self._tokenizer.apply_chat_template(
-                [{"role": role, "content": content} for role, content in messages],
-                tokenize=False,
-                add_generation_prompt=True,
+                messages, tools=self._tools or None, tokenize=False, add_generation_prompt=True
             )
         return str(rendered)
 

@@ -28,9 +28,11 @@ class ByteRenderer:
         parts = [token for message in messages for token in _message(message.role, message.content)]
         return (*parts, _ROLE_IDS["assistant"])
 
-    def observation(self, text: str, *, role: ObservationRole = "user", truncated: bool = False) -> tuple[int, ...]:
+    def observation(
+        self, text: str, *, role: ObservationRole | None = None, truncated: bool = False
+    ) -> tuple[int, ...]:
         """One message and the id that opens the assistant's next turn; led by the end id after a truncated turn."""
-        return ((_END,) if truncated else ()) + _message(role, text) + (_ROLE_IDS["assistant"],)
+        return ((_END,) if truncated else ()) + _message(role or "user", text) + (_ROLE_IDS["assistant"],)
 
     def completion(self, text: str) -> tuple[int, ...]:
         """The bytes of the text and the end id."""

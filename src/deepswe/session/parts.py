@@ -18,11 +18,14 @@ from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.embedded import EmbeddedPolicy
 from deepswe.policy.models import LoadedModel, load_policy_model
+from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.policy.scripted import ScriptedPolicy
 from deepswe.progress import Progress
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
-from deepswe.types import Trajectory
+from deepswe.tools.calls import render_call
+from deepswe.tools.catalog import TOOLS
+from deepswe.types import ToolCall, Trajectory
 
 LOCKSTEP_WIDTH = 32
 """Attempts in flight in deterministic mode unless the recipe says: a number that no machine changes."""
@@ -30,8 +33,8 @@ LOCKSTEP_WIDTH = 32
 UNCOUNTED = {"max_tokens": 1 << 30, "max_turn_tokens": 1 << 30}
 """Limits on tokens that nothing reaches."""
 
-NO_OP = "<function=finish>\n<parameter=command>submit</parameter>\n</function>"
-"""What the policy that does nothing writes."""
+NO_OP = ToolCall("finish", {"command": "submit"})
+"""The only call of the policy that does nothing."""
 
 Result = TypeVar("Result")
 
@@ -72,6 +75,16 @@ class Parts:
     def load_model(self) -> LoadedModel:
         """The recipe's model as it is before any training."""
         return load_policy_model(self.recipe.model, corpus=self.suite.corpus(), seed=self.recipe.run.seed)
+
+    def renderer(self, loaded: LoadedModel) -> ChatRenderer:
+        """The model's own chat template; with native calls and a full prompt, it declares the suite's tools.
+
+        Raises:
+            PolicyError: the template does not serve.
+        """
+        agent = self.recipe.agent
+        native = agent.format == "native" and agent.prompt == "full"
+        return ChatRenderer(loaded.tokenizer, tools=self.suite.tools() if native else ())
 
     def engine(self, loaded: LoadedModel) -> EmbeddedPolicy:
         """An engine over that very model; a context."""
@@ -131,7 +144,11 @@ class Parts:
 
         def script(name: str) -> Iterator[str]:
             task, attempt_seed = plan[name.partition("~")[0]]
-            return iter([NO_OP]) if noop else self._solver(task, attempt_seed)
+            return (
+                iter([render_call(NO_OP, self.recipe.agent.format, TOOLS)])
+                if noop
+                else self._solver(task, attempt_seed)
+            )
 
         return ScriptedPolicy(renderer, script)
 

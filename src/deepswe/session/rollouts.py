@@ -11,7 +11,6 @@ from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_row
 from deepswe.policy.base import Policy, Renderer
-from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
 from deepswe.rollout.scheduler import Batch
@@ -64,7 +63,7 @@ async def _acting(parts: Parts, actor: Actor, batch: Batch) -> AsyncIterator[tup
     if actor == "model":
         loaded = parts.load_model()
         with parts.engine(loaded) as engine:
-            yield engine, ChatRenderer(loaded.tokenizer)
+            yield engine, parts.renderer(loaded)
     else:
         renderer = ByteRenderer()
         yield parts.scripted(batch, renderer, noop=actor == "noop"), renderer

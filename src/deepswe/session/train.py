@@ -73,7 +73,7 @@ class _Main:
     async def run(self) -> int:
         self._check_tasks()
         loaded = self._parts.load_model()
-        renderer = ChatRenderer(loaded.tokenizer)
+        renderer = self._parts.renderer(loaded)
         learner = Learner(
             loaded.model,
             self._recipe.training,

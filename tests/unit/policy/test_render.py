@@ -5,6 +5,7 @@ from transformers import PreTrainedTokenizerFast
 from deepswe.errors import PolicyError
 from deepswe.policy.base import Renderer as RendererProtocol
 from deepswe.policy.render import Renderer
+from deepswe.tools.catalog import TOOLS
 from deepswe.types import Message
 
 CHATML = """{%- for message in messages -%}
@@ -66,6 +67,20 @@ ALTERNATING = """{% for message in messages %}\
 {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}\
 {{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+NATIVE = """{%- if tools %}{{- '<|im_start|>system\n' }}\
+{%- if messages[0].role == 'system' %}{{- messages[0].content + '\n' }}{%- endif %}\
+{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}\
+{{- 'Write: <tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call><|im_end|>\n' }}{%- endif %}\
+{%- for message in messages %}\
+{%- if message.role == 'tool' %}\
+{{- '<|im_start|>user\n<tool_response>\n' + message.content + '\n</tool_response><|im_end|>\n' }}\
+{%- elif message.role != 'system' or not tools %}{{- '<|im_start|>' + message.role + '\n' + message.content }}\
+{%- for call in message.tool_calls or [] %}\
+{{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}\
+{{- call.function.arguments | tojson + '}\n</tool_call>' }}\
+{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}{%- endfor %}\
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
 
 CONVERSATION = (Message("system", "Fix bugs."), Message("user", "def f(x):\n    return x + 1\n"))
 
@@ -199,3 +214,27 @@ def test_template_that_trims_text_is_followed() -> None:
 def test_unusable_template_is_refused_at_construction(template: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         Renderer(make_tokenizer(template))
+
+
+DECLARED = [tool.schema() for tool in TOOLS]
+
+
+def test_native_calls_have_the_tools_in_the_template_and_observations_as_tool_answers() -> None:
+    renderer = Renderer(make_tokenizer(NATIVE), tools=DECLARED)
+    opening = renderer.decode(renderer.opening(CONVERSATION))
+    assert all(f'"name": "{tool.name}"' in opening for tool in TOOLS)
+    assert opening.index("Fix bugs.") < opening.index("execute_bash") < opening.index("def f(x)")
+    observed = renderer.observation("3 files")
+    assert "<tool_response>\n3 files\n</tool_response>" in renderer.decode(observed)
+    assert renderer.read_observation(observed) == "3 files"
+
+
+def test_a_template_that_declares_no_tools_is_refused_for_native_calls() -> None:
+    with pytest.raises(PolicyError, match=r"does not declare the tools .*agent\.format to 'xml'"):
+        Renderer(make_tokenizer(CHATML), tools=DECLARED)
+
+
+def test_a_template_with_another_call_format_is_refused_for_native_calls() -> None:
+    other = NATIVE.replace('\'<tool_call>\n{"name"', '\'<call>\n{"name"')
+    with pytest.raises(PolicyError, match="format of its own"):
+        Renderer(make_tokenizer(other), tools=DECLARED)
