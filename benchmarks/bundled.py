@@ -28,20 +28,20 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from deepswe.cli.progress import TerminalProgress
 from deepswe.config import BundledTasks, Recipe, build_recipe
-from deepswe.envs.base import HasId, Suite
+from deepswe.envs.base import HasId
 from deepswe.envs.suites import OpenSuite, open_suite
-from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
+from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
+from deepswe.rollout.reference import noop_policy, reference_policy
 from deepswe.rollout.scheduler import Batch, Scheduler
 from deepswe.tasks.bundled import load_catalogue, select_recipes
 from deepswe.types import Graded, Trajectory
 
-NO_OP = "<function=finish>\n<parameter=command>submit</parameter>\n</function>"
 QUICK = {"repositories": ["schema", "tinydb"], "limit": 6}
 SPLITS = ("train", "heldout")
 
@@ -56,18 +56,6 @@ def make_recipe(quick: bool) -> Recipe:
     return build_recipe(tree, origin="benchmarks/bundled.py")
 
 
-def make_policy(suite: Suite, batch: Batch, seed: int, renderer: ByteRenderer, noop: bool) -> ScriptedPolicy:
-    """The reference solver, or one that submits at once."""
-    plan = {attempt.name: (task, attempt.seed) for task, attempt in batch.plan(seed)}
-
-    def script(name: str) -> Iterator[str]:
-        task, attempt_seed = plan[name.partition("~")[0]]
-        turns = iter([NO_OP]) if noop else suite.reference(task, seed=attempt_seed)
-        return iter(()) if turns is None else turns
-
-    return ScriptedPolicy(renderer, script)
-
-
 async def attempt_all(
     recipe: Recipe, opened: OpenSuite, tasks: Sequence[HasId], noop: bool, progress: Progress
 ) -> tuple[Trajectory, ...]:
@@ -75,7 +63,11 @@ async def attempt_all(
     name = "do nothing" if noop else "reference"
     batch = Batch("noop" if noop else "reference", 0, tuple(tasks), 1, 1.0)
     renderer = ByteRenderer()
-    policy = make_policy(opened.suite, batch, recipe.run.seed, renderer, noop)
+    policy = (
+        noop_policy(renderer, recipe.agent)
+        if noop
+        else reference_policy(opened.suite, batch, renderer, seed=recipe.run.seed)
+    )
     scheduler = Scheduler(
         opened.suite,
         policy,

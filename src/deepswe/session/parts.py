@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import torch
@@ -19,22 +19,16 @@ from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.embedded import EmbeddedPolicy
 from deepswe.policy.models import LoadedModel, load_policy_model
 from deepswe.policy.render import Renderer as ChatRenderer
-from deepswe.policy.scripted import ScriptedPolicy
 from deepswe.progress import Progress
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
-from deepswe.tools.calls import render_call
-from deepswe.tools.catalog import TOOLS
-from deepswe.types import ToolCall, Trajectory
+from deepswe.types import Trajectory
 
 LOCKSTEP_WIDTH = 32
 """Attempts in flight in deterministic mode unless the recipe says: a number that no machine changes."""
 
 UNCOUNTED = {"max_tokens": 1 << 30, "max_turn_tokens": 1 << 30}
 """Limits on tokens that nothing reaches."""
-
-NO_OP = ToolCall("finish", {"command": "submit"})
-"""The only call of the policy that does nothing."""
 
 Result = TypeVar("Result")
 
@@ -136,27 +130,6 @@ class Parts:
             keep=not self.recipe.run.deterministic,
             on_done=lambda trajectory: self.progress.advance(),
         )
-
-    def scripted(self, batch: Batch, renderer: Renderer, *, noop: bool = False) -> ScriptedPolicy:
-        """A policy that plays the suite's reference solver, or that submits at once, for the attempts of a batch."""
-        seed = self.recipe.run.seed
-        plan = {attempt.name: (task, attempt.seed) for task, attempt in batch.plan(seed)}
-
-        def script(name: str) -> Iterator[str]:
-            task, attempt_seed = plan[name.partition("~")[0]]
-            return (
-                iter([render_call(NO_OP, self.recipe.agent.format, TOOLS)])
-                if noop
-                else self._solver(task, attempt_seed)
-            )
-
-        return ScriptedPolicy(renderer, script)
-
-    def _solver(self, task: HasId, seed: int) -> Iterator[str]:
-        turns = self.suite.reference(task, seed=seed)
-        if turns is None:
-            raise ConfigError(f"there is no reference solver for task {task.id!r}; use another policy or task set")
-        return turns
 
 
 def find_task(suite: Suite, splits: tuple[str, ...], task_id: str) -> HasId:

@@ -13,6 +13,7 @@ from deepswe.evaluation.run import evaluation_row
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
+from deepswe.rollout.reference import noop_policy, reference_policy
 from deepswe.rollout.scheduler import Batch
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.parts import Parts, find_task, run_to_end
@@ -66,7 +67,10 @@ async def _acting(parts: Parts, actor: Actor, batch: Batch) -> AsyncIterator[tup
             yield engine, parts.renderer(loaded)
     else:
         renderer = ByteRenderer()
-        yield parts.scripted(batch, renderer, noop=actor == "noop"), renderer
+        if actor == "noop":
+            yield noop_policy(renderer, parts.recipe.agent), renderer
+        else:
+            yield reference_policy(parts.suite, batch, renderer, seed=parts.recipe.run.seed), renderer
 
 
 def count_tasks(recipe: Recipe, *, progress: Progress) -> dict[str, int]:

@@ -15,6 +15,7 @@ from deepswe.policy.embedded import EmbeddedPolicy
 from deepswe.policy.models import LoadedModel
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
+from deepswe.rollout.reference import reference_policy
 from deepswe.rollout.scheduler import Batch, Scheduler
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.outputs import IMITATION, summarise, write_outputs
@@ -164,7 +165,7 @@ class _Main:
         wanted = self._recipe.imitation.trajectories
         tasks = tuple(self._parts.suite.split("train"))[:wanted]
         batch = Batch(IMITATION, 0, tasks, -(-wanted // len(tasks)), 1.0)
-        policy = self._parts.scripted(batch, renderer)
+        policy = reference_policy(self._parts.suite, batch, renderer, seed=self._recipe.run.seed)
         scheduler = self._parts.scheduler(policy, renderer, rehearsal=True)
         begun = time.monotonic()
         trajectories = await self._parts.collect(scheduler, batch, "reference trajectories")
