@@ -118,11 +118,35 @@ class FrozenLakeTasks(Section):
 TasksConfig = Annotated[MicroTasks | BundledTasks | FrozenLakeTasks, Field(discriminator="kind")]
 
 
+class ContainerConfig(Section):
+    """Docker or Podman, through the Engine API."""
+
+    host: str = ""
+    """Address of the engine, such as unix:///run/docker.sock; empty takes the engine's own environment and default."""
+    runtime: str = ""
+    """OCI runtime, such as runsc for gVisor; empty takes the engine's default."""
+    starts: PositiveInt = 4
+    """Containers that are being started or removed at once."""
+
+
+class KubernetesConfig(Section):
+    """Pods of a Kubernetes cluster."""
+
+    kubeconfig: str = ""
+    """File with the cluster's address and credentials; empty takes the environment, or the pod's own account."""
+    context: str = ""
+    """Context of that file; empty takes its current one."""
+    namespace: str = "deepswe"
+    """Where the pods are made."""
+
+
 class SandboxConfig(Section):
     """Where code runs, and what it may use there."""
 
-    backend: Literal["bubblewrap"] = "bubblewrap"
+    backend: Literal["bubblewrap", "docker", "podman", "kubernetes"] = "bubblewrap"
     """Which backend runs the code."""
+    image: str = ""
+    """Container image for tasks that name none; `bubblewrap` has no images."""
     memory_mib: PositiveInt = 1024
     disk_mib: PositiveInt = 256
     pids: PositiveInt = 128
@@ -131,6 +155,24 @@ class SandboxConfig(Section):
     concurrency: int = Field(default=0, ge=0)
     """Sandboxes alive at once; 0 lets the program choose from cores and memory."""
     start_timeout_s: PositiveFloat = 30.0
+    starts_per_s: float = Field(default=0.0, ge=0)
+    """Sandboxes started per second at most; 0 is no limit."""
+    warm: int = Field(default=0, ge=0)
+    """Sandboxes kept started ahead for each kind that was asked for lately."""
+    lifetime_s: PositiveFloat = 14_400.0
+    """A sandbox older than this is ended, whoever holds it; a reaper ends one whose owner is gone at once."""
+    docker: ContainerConfig = ContainerConfig()
+    """Used where `backend` is `docker`."""
+    podman: ContainerConfig = ContainerConfig()
+    """Used where `backend` is `podman`."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """Used where `backend` is `kubernetes`."""
+
+    @model_validator(mode="after")
+    def _honoured(self) -> Self:
+        if self.backend == "bubblewrap" and self.image:
+            raise ValueError(f"image is {self.image!r}, but bubblewrap has no images; choose backend docker or another")
+        return self
 
 
 class AgentConfig(Section):

@@ -7,6 +7,7 @@
     ├── SandboxError           the sandbox itself failed (never: the command in it)
     │   ├── SandboxUnavailable this machine cannot run that backend
     │   ├── SandboxStartError  one sandbox did not start
+    │   │   └── SandboxUnsupported  it was asked for what its backend cannot honour
     │   └── SandboxDied        a live sandbox stopped answering
     ├── EnvironmentFault       an environment (ours or a user's) broke its contract
     ├── PolicyError            the engine or the renderer failed
@@ -52,6 +53,10 @@ class SandboxUnavailable(SandboxError):
 
 class SandboxStartError(SandboxError):
     """One sandbox did not start."""
+
+
+class SandboxUnsupported(SandboxStartError):
+    """A spec or a recipe asks for what the backend cannot honour; the message names it."""
 
 
 class SandboxDied(SandboxError):

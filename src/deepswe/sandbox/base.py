@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
+
+RUN, TASK, OWNER, EXPIRES = "run", "task", "owner", "expires"
+"""Labels that the pool sets on every sandbox; OWNER is a tag of `deepswe.sandbox.owner`, EXPIRES seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,28 @@ class ExecResult:
     wall_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class SandboxRecord:
+    """A sandbox as `deepswe sandbox ls` and the reaper see it, from outside the process that owns it.
+
+    Attributes:
+        backend, name: which one.
+        run, task: from its labels; empty where it has none.
+        owner: the owner's tag.
+        created, expires: seconds since 1970.
+        state: what `deepswe.sandbox.owner.judge` makes of it.
+    """
+
+    backend: str
+    name: str
+    run: str
+    task: str
+    owner: str
+    created: float
+    expires: float
+    state: Literal["live", "orphaned", "expired"]
+
+
 class Sandbox(Protocol):
     """A live, isolated machine for one attempt or one grading. Opened by `open_sandbox`, which also ends it.
 
@@ -145,6 +170,29 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def list_names(self, path: str, *, depth: int, timeout_s: float) -> list[bytes]:
+        """Names below a directory, relative to it, down to `depth` levels, directories with a slash; in no order.
+
+        Hidden names and `__pycache__` are left out. Nothing for what is no directory. `CommandFiles` does it by `find`.
+
+        Raises:
+            SandboxError: the sandbox itself failed.
+        """
+        ...
+
+    async def find_text(self, text: str, path: str, *, timeout_s: float) -> ExecResult:
+        """Lines that hold `text` exactly, in a file or in all text files below a directory, as `grep -rHnIF --null`.
+
+        `.git` and `__pycache__` are left out. `CommandFiles` does it by `grep`.
+
+        Returns:
+            stdout of rows `FILE NUL NUMBER:LINE`; exit code 1 if there is none, more if `path` cannot be read.
+
+        Raises:
+            SandboxError: the sandbox itself failed.
+        """
+        ...
+
 
 class Backend(Protocol):
     """Starts and ends the sandboxes of one kind for one run, on one event loop. Only the pool calls it."""
@@ -158,6 +206,7 @@ class Backend(Protocol):
             timeout_s: seconds until it must answer.
 
         Raises:
+            SandboxUnsupported: the spec asks for what this backend cannot honour.
             SandboxStartError: it did not start; the message says why.
         """
         ...

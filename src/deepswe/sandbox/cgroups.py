@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepswe.sandbox.base import Limits
+from deepswe.sandbox.owner import PREFIX, is_abandoned, this_process
 
-PREFIX = "deepswe-"
 CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
 _WITH_SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
@@ -39,29 +39,6 @@ class Group:
         """
         name = "tasks" if self.version == 1 else "cgroup.procs"
         return tuple(str(directory / name) for directory in self.directories)
-
-
-def start_time(pid: int) -> int:
-    """Clock ticks from boot to the start of a process; 0 if there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0
-    fields = text.rpartition(")")[2].split()
-    return int(fields[19]) if fields[0] not in ("Z", "X") else 0
-
-
-def owner_tag() -> str:
-    """This process, as a part of a name."""
-    return f"{os.getpid()}-{start_time(os.getpid())}"
-
-
-def is_abandoned(name: str) -> bool:
-    """Whether `name` has our prefix and an owner tag whose owner is dead."""
-    parts = name.removeprefix(PREFIX).split("-")
-    if not name.startswith(PREFIX) or len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return False
-    return start_time(int(parts[0])) != int(parts[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +87,7 @@ class Cgroups:
             proc: where `cgroup` and `mountinfo` are read.
             tag: the owner's; this process's if empty.
         """
-        self._tag = tag or owner_tag()
+        self._tag = tag or this_process().tag
         self._made = 0
         self._free: dict[Limits, list[Group]] = {}
         self._all: list[Group] = []

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from deepswe.errors import SandboxError
 from deepswe.sandbox.base import ExecResult
+from deepswe.sandbox.files import SKIPPED
 
 _numbers = itertools.count(1)
 
@@ -73,9 +74,41 @@ class MemorySandbox:
                 parent = posixpath.dirname(parent)
             self.files[path] = bytes(data)
 
+    async def list_names(self, path: str, *, depth: int, timeout_s: float) -> list[bytes]:
+        """Names below a directory; see the protocol."""
+        prefix = _absolute(path).rstrip("/") + "/"
+        names = set()
+        for file in self.files:
+            parts = file.removeprefix(prefix).split("/") if file.startswith(prefix) else []
+            for level in range(1, min(len(parts), depth) + 1):
+                if parts[level - 1].startswith(".") or parts[level - 1] == "__pycache__":
+                    break
+                names.add("/".join(parts[:level]) + ("/" if level < len(parts) else ""))
+        return [os.fsencode(name) for name in names]
+
+    async def find_text(self, text: str, path: str, *, timeout_s: float) -> ExecResult:
+        """Lines that hold `text`, as grep gives them; see the protocol."""
+        path = _absolute(path)
+        prefix = path.rstrip("/") + "/"
+        below = [name for name in self.files if name.startswith(prefix)]
+        if path not in self.files and not below:
+            return ExecResult(2, b"", os.fsencode(f"grep: {path}: No such file or directory\n"))
+        shown = [name for name in below if not set(name[len(prefix) :].split("/")[:-1]) & set(SKIPPED)]
+        rows: list[bytes] = []
+        for name in [path] if path in self.files else shown:
+            rows += _matches(os.fsencode(name), self.files[name], os.fsencode(text))
+        return ExecResult(0 if rows else 1, b"".join(rows), b"")
+
     def _is_directory(self, path: str) -> bool:
         prefix = path.rstrip("/") + "/"
         return any(name.startswith(prefix) for name in self.files)
+
+
+def _matches(name: bytes, data: bytes, wanted: bytes) -> list[bytes]:
+    if b"\0" in data or not data:
+        return []
+    lines = enumerate(data.removesuffix(b"\n").split(b"\n"), 1)
+    return [b"%s\0%d:%s\n" % (name, number, line) for number, line in lines if wanted in line]
 
 
 def _absolute(path: str) -> str:

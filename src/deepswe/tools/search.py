@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from deepswe.sandbox.base import ExecResult
-from deepswe.sandbox.memory import MemorySandbox
 from deepswe.tools.declare import ToolResult, Workspace, tool
 from deepswe.tools.output import plural, printable, shorten
-
-_SKIPPED = (".git", "__pycache__")
 
 
 @tool
@@ -23,12 +18,7 @@ async def search(workspace: Workspace, search_term: str, path: str = ".") -> Too
     if not search_term or "\n" in search_term or "\0" in search_term:
         return ToolResult("search_term must be text within one line. Search for one line of it.", "bad_parameter")
     target = workspace.resolve(path)
-    if isinstance(workspace.sandbox, MemorySandbox):
-        result = grep_files(workspace.sandbox.files, search_term, target)
-    else:
-        skipped = [f"--exclude-dir={name}" for name in _SKIPPED]
-        command = ["grep", "-rHnIF", "--null", *skipped, "-e", search_term, "--", target]
-        result = await workspace.sandbox.exec(command, timeout_s=workspace.timeout_s, env={"LC_ALL": "C"})
+    result = await workspace.sandbox.find_text(search_term, target, timeout_s=workspace.timeout_s)
     if result.timed_out:
         return ToolResult(f"The search took too long. Give a smaller path than {path}.", "command_timeout")
     if result.exit_code > 1 and not result.stdout:
@@ -39,27 +29,6 @@ async def search(workspace: Workspace, search_term: str, path: str = ".") -> Too
 def _refusal(result: ExecResult, path: str) -> str:
     reason = printable(result.stderr).strip().rpartition(": ")[2] or "it cannot be read"
     return f"{path} cannot be searched: {reason}. Search the directory . instead."
-
-
-def grep_files(files: Mapping[str, bytes], term: str, target: str) -> ExecResult:
-    """What the grep of `search` gives for files in memory: absolute path -> bytes."""
-    prefix = target.rstrip("/") + "/"
-    inside = [
-        name
-        for name in files
-        if name.startswith(prefix) and not set(name[len(prefix) :].split("/")[:-1]) & set(_SKIPPED)
-    ]
-    names = [target] if target in files else inside
-    if not names and not any(name.startswith(prefix) for name in files):
-        return ExecResult(2, b"", f"grep: {target}: No such file or directory\n".encode())
-    wanted, rows = term.encode("utf-8", "surrogateescape"), []
-    for name in names:
-        data = files[name]
-        if b"\0" in data:
-            continue
-        lines = data.removesuffix(b"\n").split(b"\n") if data else []
-        rows += [b"%s\0%d:%s\n" % (name.encode(), n, line) for n, line in enumerate(lines, 1) if wanted in line]
-    return ExecResult(0 if rows else 1, b"".join(rows), b"")
 
 
 def read_matches(output: bytes) -> dict[str, list[tuple[int, str]]]:

@@ -9,6 +9,7 @@ import pytest
 
 from deepswe.sandbox import cgroups
 from deepswe.sandbox.base import Limits
+from deepswe.sandbox.owner import this_host, this_process
 
 LIMITS = Limits(memory_mib=64, pids=7, cpus=0.5)
 
@@ -99,8 +100,8 @@ def test_reaping_removes_dead_owners_only(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     parent = tmp_path / "memory/outer/own"
-    alive, gone = parent / f"deepswe-{cgroups.owner_tag()}-9", parent / f"deepswe-{dead.pid}-123-9"
-    reused = parent / f"deepswe-{os.getpid()}-1-9"  # this pid, another start: an owner long dead
+    alive, gone = parent / f"deepswe-{this_process().tag}-9", parent / f"deepswe-{dead.pid}-123-{this_host()}-9"
+    reused = parent / f"deepswe-{os.getpid()}-1-{this_host()}-9"  # this pid, another start: an owner long dead
     foreign = parent / "docker-1-2-3"
     for directory in (alive, gone, reused, foreign):
         directory.mkdir()
@@ -112,8 +113,8 @@ def test_reaping_removes_dead_owners_only(tmp_path):
 
 
 def test_what_a_dead_owner_left_is_found_under_whatever_group_it_ran(tmp_path: Path) -> None:
-    dead = tmp_path / "elsewhere" / "deep" / "deepswe-999999999-1-1"
-    alive = tmp_path / f"deepswe-{cgroups.owner_tag()}-1"
+    dead = tmp_path / "elsewhere" / "deep" / f"deepswe-999999999-1-{this_host()}-1"
+    alive = tmp_path / f"deepswe-{this_process().tag}-1"
     for directory in (dead, alive, tmp_path / "other"):
         directory.mkdir(parents=True)
     assert cgroups.find_abandoned(tmp_path) == [dead]
