@@ -58,7 +58,7 @@ class ModelConfig(Section):
     scratch: ScratchModel = ScratchModel()
     """The model to build when `path` is empty."""
     gguf_file: str = ""
-    """File inside `path` to load instead of safetensors weights."""
+    """File inside `path` to load instead of safetensors weights; needs the `gguf` extra."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward pass. Master weights stay float32."""
     chat_template: str = ""
