@@ -82,7 +82,7 @@ def own_run(recipe: Recipe, *, resume: bool) -> Iterator[RunDirectory]:
 
 def _adopt(run: RunDirectory, recipe: Recipe, *, resume: bool) -> None:
     resolved = recipe.model_dump(mode="json")
-    if not run.recipe.exists():
+    if not _is_begun(run):
         write_json(run.environment, _environment())
         write_json(run.recipe, resolved)
         return
@@ -98,6 +98,13 @@ def _adopt(run: RunDirectory, recipe: Recipe, *, resume: bool) -> None:
             f"{run.path} was made with another recipe ({'; '.join(changed[:5])}); "
             "use the same one to resume, or choose another run.name=..."
         )
+
+
+def _is_begun(run: RunDirectory) -> bool:
+    """Whether there is a recipe and any record besides: a start that failed before its first record holds no run."""
+    own = {"lock", run.recipe.name, run.environment.name}
+    records = (path for path in run.path.rglob("*") if path.name not in own and path.is_file())
+    return run.recipe.exists() and any(path.stat().st_size for path in records)
 
 
 def _differences(old: Any, new: Any, where: str = "") -> Iterator[str]:

@@ -31,17 +31,24 @@ def test_a_new_run_keeps_its_resolved_recipe_and_the_versions(tmp_path: Path) ->
 
 
 def test_a_second_run_in_the_same_directory_is_refused_without_resume(tmp_path: Path) -> None:
-    with own_run(recipe(tmp_path), resume=False):
-        pass
+    with own_run(recipe(tmp_path), resume=False) as run:
+        run.metrics.write_text("{}\n")
     with pytest.raises(RunError, match="--resume"), own_run(recipe(tmp_path), resume=False):
         pass
     with own_run(recipe(tmp_path), resume=True):
         pass
 
 
+def test_a_start_that_failed_before_its_first_record_is_no_run(tmp_path: Path) -> None:
+    with own_run(recipe(tmp_path), resume=False) as run:
+        run.metrics.touch()
+    with own_run(recipe(tmp_path, steps=4), resume=False) as run:
+        assert json.loads(run.recipe.read_text())["training"]["steps"] == 4
+
+
 def test_another_recipe_is_refused_and_the_change_is_named(tmp_path: Path) -> None:
-    with own_run(recipe(tmp_path), resume=False):
-        pass
+    with own_run(recipe(tmp_path), resume=False) as run:
+        run.metrics.write_text("{}\n")
     with (
         pytest.raises(RunError, match=r"training\.steps was 3 and is 4"),
         own_run(recipe(tmp_path, steps=4), resume=True),
