@@ -178,6 +178,11 @@ class SandboxConfig(Section):
 class AgentConfig(Section):
     """What the agent is told and how it calls tools; the same in training and evaluation."""
 
+    history: Literal["keep", "strip_thinking"] = "keep"
+    """What later turns see of the thinking (`<think>...</think>`) of earlier ones: all, or nothing. Nothing makes
+    several token sequences of one trajectory, one for each turn that has thought."""
+    thinking: bool = True
+    """False asks the chat template for its non-thinking mode (`enable_thinking`)."""
     prompt: Literal["full", "brief"] = "full"
     """`full` documents every tool; `brief` is the issue alone, for a model that learned the tools by imitation."""
     format: Literal["xml", "native"] = "xml"
@@ -221,6 +226,10 @@ class EndingPolicy(Section):
     """Its tokens are in the loss."""
     baseline: bool
     """Its reward is in its siblings' baseline."""
+    zero: bool = False
+    """Its reward counts as 0, whatever it earned."""
+    retry: bool = False
+    """In training it is tried again, at most `rollout.max_retries` times."""
 
 
 _TRAINED = EndingPolicy(train=True, baseline=True)
@@ -235,30 +244,163 @@ class EndingTable(Section):
     max_context: EndingPolicy = _MASKED
     generation_timeout: EndingPolicy = _MASKED
     env_timeout: EndingPolicy = _MASKED
+    error: EndingPolicy = EndingPolicy(train=False, baseline=False, retry=True)
+
+    @model_validator(mode="after")
+    def _an_error_is_no_reward(self) -> Self:
+        if self.error.train or self.error.baseline:
+            raise ValueError("error can be retried, but neither train nor stand in a baseline: a failure is no reward")
+        return self
 
     def of(self, ending: Ending) -> EndingPolicy:
         """The row of one ending."""
-        if ending is Ending.ERROR:
-            return _MASKED
         row: EndingPolicy = getattr(self, ending.value)
         return row
+
+    @property
+    def retried(self) -> frozenset[Ending]:
+        """The endings after which an attempt is made again."""
+        return frozenset(ending for ending in Ending if self.of(ending).retry)
+
+
+_ALL_TRAIN = {
+    name: {"train": True, "baseline": True}
+    for name in ("max_steps", "max_context", "generation_timeout", "env_timeout")
+}
+_OVERLONG_MASKED = {**_ALL_TRAIN, "max_context": {"train": False, "baseline": True}}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "grpo_plus_plus": {},
+    "grpo": {
+        "advantage": "group_mean_std",
+        "clip_high": 0.2,
+        "normalisation": "sequence_mean",
+        "kl_coefficient": 0.04,
+        "endings": _ALL_TRAIN,
+    },
+    "grpo_plus": {"advantage": "group_mean_std", "normalisation": "token_mean", "endings": _OVERLONG_MASKED},
+    "dapo": {
+        "advantage": "group_mean_std",
+        "normalisation": "token_mean",
+        "resample_batches": 3,
+        "endings": _OVERLONG_MASKED,
+    },
+    "dr_grpo": {"advantage": "group_mean", "clip_high": 0.2, "endings": _ALL_TRAIN},
+    "rloo": {"ratio": "none", "endings": _ALL_TRAIN},
+    "gspo": {
+        "advantage": "group_mean_std",
+        "ratio": "sequence_mean",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "normalisation": "sequence_mean",
+        "endings": _ALL_TRAIN,
+    },
+    "reinforce": {"advantage": "none", "ratio": "none", "drop_uniform_groups": False, "endings": _ALL_TRAIN},
+    "ppo": {
+        "advantage": "gae",
+        "clip_high": 0.2,
+        "normalisation": "token_mean",
+        "drop_uniform_groups": False,
+        "whiten": True,
+        "old_logprobs": "learner",
+        "endings": _ALL_TRAIN,
+    },
+}
+"""`algorithm.preset` -> the keys in which it differs from the defaults. A key that a recipe gives wins over them."""
 
 
 class AlgorithmConfig(Section):
     """GRPO++ by default: clip high, no KL, no deviation, constant length, leave one out, compact filtering."""
 
-    advantage: Literal["leave_one_out", "group_mean", "group_mean_std"] = "leave_one_out"
+    preset: Literal["grpo_plus_plus", "grpo", "grpo_plus", "dapo", "dr_grpo", "rloo", "gspo", "reinforce", "ppo"] = (
+        "grpo_plus_plus"
+    )
+    """Sets the other keys of this section, except those that the recipe gives itself; docs/algorithms.md lists them."""
+    advantage: Literal[
+        "leave_one_out", "group_mean", "group_mean_std", "global_mean", "global_mean_std", "none", "gae"
+    ] = "leave_one_out"
+    """What a reward is compared with: siblings, the whole batch, nothing, or a learnt value (`gae`)."""
+    advantage_level: Literal["trajectory", "step"] = "trajectory"
+    """One comparison for a whole trajectory, or one for each turn; for `gae`, the token or the turn is the action."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Of the reward by each later turn (level `step`) or token (`gae` at level `trajectory`)."""
+    gae_lambda: Fraction = 1.0
+    """Lambda of generalised advantage estimation; 1 is the Monte Carlo return minus the value."""
+    value_coefficient: float = Field(default=0.5, ge=0)
+    """Weight of the value loss where `advantage` is `gae`."""
+    whiten: bool = False
+    """Scale the advantages of a batch to mean 0 and deviation 1, over trained tokens."""
+    ratio: Literal["token", "sequence_mean", "sequence", "none"] = "token"
+    """Importance ratio of each token, of a whole sequence (its geometric mean a token, or its product), or none."""
     clip_low: float = Field(default=0.2, ge=0, lt=1)
+    """The ratio is clipped below 1 minus this."""
     clip_high: float = Field(default=0.28, ge=0)
+    """The ratio is clipped above 1 plus this."""
     normalisation: Literal["constant", "token_mean", "sequence_mean"] = "constant"
-    """Denominator of the loss: a constant (`length`), the number of trained tokens, or each sequence's own length."""
+    """Denominator of the loss: a constant (`length`), the number of trained tokens, or each trajectory's own length."""
     length: int = Field(default=0, ge=0)
     """The constant denominator per trajectory; 0 takes `rollout.max_tokens`."""
     old_logprobs: Literal["sampler", "learner"] = "sampler"
     """Denominator of the ratio: the sampler's log-probs, or the learner's own before the first update of a batch."""
+    importance: Literal["none", "token_truncated", "token_masked", "sequence_truncated", "sequence_masked"] = "none"
+    """Weight by learner / sampler, per token or per sequence, above the cap truncated or masked. Needs
+    `old_logprobs` "learner"."""
+    importance_cap: PositiveFloat = 2.0
+    """Largest importance weight."""
+    importance_floor: float = Field(default=0.0, ge=0)
+    """Smallest importance weight: a smaller one is raised to it, or masked."""
+    kl: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the divergence from the start of RL that is added to the loss."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of that divergence; 0 is off."""
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of an entropy bonus; 0 is off."""
     drop_uniform_groups: bool = True
     """Leave out groups whose rewards are all equal; they have no gradient under any group advantage."""
+    resample_batches: int = Field(default=0, ge=0)
+    """Further batches of tasks that a step may attempt until it has `rollout.tasks_per_step` groups with a gradient."""
+    max_age: int = Field(default=0, ge=0)
+    """Updates between the sampling of a token and its training beyond which a trajectory is left out; 0 is no limit."""
+    mask_canaries: bool = False
+    """Leave out trajectories that carry the tag `canary`, in the loss and in the baseline."""
+    kl_start_every: int = Field(default=10, ge=0)
+    """Steps between measurements of the divergence from the start of RL, which cost a forward pass and a second copy
+    of the weights; 0 measures it only where `kl_coefficient` needs it."""
     endings: EndingTable = EndingTable()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        preset = PRESETS.get(str(given.get("preset", "grpo_plus_plus")), {})
+        table = {name: row.model_dump() for name, row in EndingTable()}
+        return _merged(_merged({"endings": table}, preset), given)
+
+    @model_validator(mode="after")
+    def _honoured(self) -> Self:
+        if self.importance != "none" and self.old_logprobs == "sampler":
+            raise ValueError(
+                f"importance is {self.importance!r}, but old_logprobs is 'sampler', whose ratio holds that weight "
+                "already; set old_logprobs to 'learner'"
+            )
+        if self.importance_floor > self.importance_cap:
+            raise ValueError(f"importance_floor {self.importance_floor} is above importance_cap {self.importance_cap}")
+        return self
+
+    @property
+    def grouped(self) -> bool:
+        """Whether an attempt is compared with its siblings, so that it needs one."""
+        return self.advantage in ("leave_one_out", "group_mean", "group_mean_std")
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Trees of plain values: `over` wins, key by key."""
+    tree = dict(under)
+    for key, value in over.items():
+        below = tree.get(key)
+        tree[key] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return tree
 
 
 class TrainingConfig(Section):
@@ -275,7 +417,11 @@ class TrainingConfig(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     grad_clip: PositiveFloat = 1.0
     updates_per_step: PositiveInt = 1
-    """Optimiser updates per batch (mini-batches of whole groups)."""
+    """Optimiser updates per batch and epoch (mini-batches of whole groups)."""
+    epochs: PositiveInt = 1
+    """Passes over each batch."""
+    packing: Literal["padded", "packed"] = "padded"
+    """Micro-batches of like lengths padded to the longest, or of one row that holds many samples end to end."""
     tokens_per_microbatch: PositiveInt = 16_384
     """Tokens in one forward and backward pass."""
     checkpoint_every: PositiveInt = 10
@@ -286,12 +432,24 @@ class TrainingConfig(Section):
 
 
 class ImitationConfig(Section):
-    """Supervised warm-up on the reference solver's trajectories on training tasks, for a model with no pre-training."""
+    """Supervised updates before RL: on a reference solver's trajectories, or on recorded ones (own or a teacher's)."""
 
     steps: int = Field(default=0, ge=0)
     """Updates; 0 switches it off."""
+    source: Literal["reference", "tokens", "text"] = "reference"
+    """The suite's reference solver; or recorded trajectories, with the tokens they have (this model's own, exact), or
+    with their turns written anew in this model's tokens (a teacher's)."""
+    runs: tuple[Path, ...] = ()
+    """Run directories whose trajectories are imitated where `source` is not `reference`."""
+    phase: str = ""
+    """Only trajectories of this phase, such as `train`; empty takes all."""
+    min_reward: float = 1.0
+    """Only trajectories with at least this reward (rejection sampling); ungraded ones never."""
+    per_task: int = Field(default=0, ge=0)
+    """At most this many trajectories of one task, the shortest; 0 takes all."""
     trajectories: PositiveInt = 4000
-    """Reference trajectories to record, each on its own training task (repeated if there are fewer tasks)."""
+    """Reference trajectories to record, each on its own training task (repeated if there are fewer tasks); of recorded
+    ones, at most this many."""
     batch_size: PositiveInt = 32
     learning_rate: PositiveFloat = 1e-3
     warmup_steps: int = Field(default=20, ge=0)
@@ -299,6 +457,15 @@ class ImitationConfig(Section):
     """Share of reference trajectories in which the solver's edit is a plausible guess instead of the right one."""
     train_on: Literal["sampled", "all"] = "sampled"
     """Loss on the solver's tokens only, or on all tokens (language modelling, for a model without pre-training)."""
+
+    @model_validator(mode="after")
+    def _sourced(self) -> Self:
+        if self.steps and (self.source == "reference") == bool(self.runs):
+            raise ValueError(
+                f"source is {self.source!r} and runs names {len(self.runs)} run directories; `tokens` and `text` need "
+                "runs, `reference` takes none"
+            )
+        return self
 
 
 class EvaluationConfig(Section):
@@ -337,6 +504,11 @@ class Recipe(Section):
             raise ValueError(
                 f"training.updates_per_step is {self.training.updates_per_step}, more than the "
                 f"{self.rollout.tasks_per_step} groups of a step; groups are never split"
+            )
+        if self.agent.history == "strip_thinking" and self.algorithm.advantage == "gae":
+            raise ValueError(
+                "agent.history strip_thinking makes several sequences of a trajectory, over which algorithm.advantage "
+                "gae has no values; use history keep, or another advantage"
             )
         if self.rollout.max_turn_tokens > self.rollout.max_tokens:
             raise ValueError(
