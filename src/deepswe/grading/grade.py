@@ -6,13 +6,12 @@ import functools
 import re
 import secrets
 from pathlib import Path
-from typing import Literal
 
 from deepswe.errors import DeepsweError, GradingError, boundary
 from deepswe.grading.report import Report, read_report
 from deepswe.grading.tree import ENVIRONMENT, ROOT, Workshop, lay_tree
 from deepswe.sandbox.base import ExecResult, Sandbox
-from deepswe.tasks.task import HiddenTests, Task
+from deepswe.tasks.task import HiddenTests, Runner, Task
 from deepswe.types import Grade, Graded, Ungraded
 
 APPLY_TIMEOUT_S = 60.0
@@ -111,7 +110,7 @@ def _runner_source(runner: str) -> str:
     return (Path(__file__).parent / "runner" / f"{runner}_runner.py").read_text(encoding="utf-8")
 
 
-def runner_command(runner: Literal["pytest", "unittest"], environment: bool) -> list[str]:
+def runner_command(runner: Runner, environment: bool) -> list[str]:
     """How the runner is started; without an environment Python needs no `site`, which saves half of its start."""
     python = [f"{ENVIRONMENT}/bin/python"] if environment else ["python3", "-S"]
     return [*python, "-s", "-B", "-c", _runner_source(runner)]
