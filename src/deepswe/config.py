@@ -129,6 +129,15 @@ class ContainerConfig(Section):
     """Containers that are being started or removed at once."""
 
 
+class Toleration(Section):
+    """A taint of nodes that pods accept; the fields of a Kubernetes toleration."""
+
+    key: str = ""
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str = ""
+    effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+
+
 class KubernetesConfig(Section):
     """Pods of a Kubernetes cluster."""
 
@@ -138,6 +147,47 @@ class KubernetesConfig(Section):
     """Context of that file; empty takes its current one."""
     namespace: str = "deepswe"
     """Where the pods are made."""
+    python: str = "python3"
+    """Interpreter (3.10 or newer) of the image that runs the resident server."""
+    user: int = Field(default=1000, ge=-1)
+    """User and group id of the processes; 0 is root, -1 leaves the image's own user."""
+    pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    """When nodes pull the image."""
+    pull_secrets: tuple[str, ...] = ()
+    """Names of secrets with credentials of image registries."""
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels that nodes must have."""
+    tolerations: tuple[Toleration, ...] = ()
+    """Taints of nodes that pods accept."""
+    runtime_class: str = ""
+    """Runtime class, such as gvisor; empty takes the cluster's default."""
+    priority_class: str = ""
+    """Priority class; empty takes the cluster's default."""
+    requests: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of the limits of CPU and memory that a pod reserves on its node."""
+    scratch: Literal["memory", "disk"] = "memory"
+    """Where /tmp, the home and an empty working directory live: in memory, where `disk_mib` is a hard bound, or on the
+    node's disk, where the pod is evicted some time after passing it."""
+    unschedulable_s: PositiveFloat = 600.0
+    """How long a pod may find no node (a new one may be coming) before its start fails."""
+    writes_per_s: PositiveFloat = 50.0
+    """Objects created and deleted per second at most; twice as many at once after a pause."""
+    reads_per_s: PositiveFloat = 50.0
+    """Other requests per second at most, sessions opened in pods included."""
+    writes_per_sandbox: Annotated[int, Field(ge=2)] = 5
+    """Writes that one sandbox may cost, retries included; deleting what then is left is the reaper's."""
+    connecting: PositiveInt = 64
+    """Sessions being opened at once."""
+    retries: int = Field(default=6, ge=0)
+    """New tries of a request that the API server refused for the moment (409, 429, 5xx) or that was cut off."""
+    request_timeout_s: PositiveFloat = 30.0
+    """One request to the API server."""
+    heartbeat_s: PositiveFloat = 30.0
+    """Pause between pings on an open session; without an answer it is opened anew."""
+    lease_s: Annotated[int, Field(ge=15)] = 120
+    """An owner that has not renewed its lease for this long counts as dead for reapers on other machines."""
+    warm_pool: str = ""
+    """Name of a SandboxWarmPool of agent-sandbox to claim sandboxes from; empty makes pods."""
 
 
 class SandboxConfig(Section):
