@@ -117,7 +117,12 @@ class Command:
 class Server:
     """The loop. One thread; every wait is the one poll."""
 
-    def __init__(self) -> None:
+    seal_bytes = 0
+
+    def __init__(self, source: int = CONTROL, target: int = CONTROL) -> None:
+        """Serve a descriptor to read requests from, and the same or another one to write answers to."""
+        self.source = source
+        self.target = target
         self.poll = select.poll()
         self.inbox = bytearray()
         self.outbox = bytearray()
@@ -127,21 +132,26 @@ class Server:
         self.wake = wake
         posix.set_blocking(wake, False)
         posix.set_blocking(self.alarm, False)
-        posix.set_blocking(CONTROL, False)
-        posix.set_inheritable(CONTROL, False)
+        for descriptor in (source, target):
+            posix.set_blocking(descriptor, False)
+            posix.set_inheritable(descriptor, False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         _signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
         self.poll.register(wake, select.POLLIN)
-        self.poll.register(CONTROL, select.POLLIN)
+        self.poll.register(source, select.POLLIN)
+        self.want_room(False)
 
     def run(self) -> None:
         """Serve until the supervisor is gone."""
         self.send(0, HELLO)
         while True:
             for descriptor, events in self.poll.poll(self.patience()):
-                if descriptor == CONTROL:
+                if descriptor == self.target:
                     if events & select.POLLOUT:
                         self.flush()
+                    if descriptor != self.source and events & ~select.POLLOUT:
+                        return
+                if descriptor == self.source:
                     if events & ~select.POLLOUT and not self.receive():
                         return
                 elif descriptor == self.wake:
@@ -167,9 +177,20 @@ class Server:
 
     # The wire.
 
+    def want_room(self, wanted: bool) -> None:
+        """Whether to be woken when more can be written."""
+        events = select.POLLOUT if wanted else 0
+        self.poll.register(self.target, events | (select.POLLIN if self.target == self.source else 0))
+
+    def seal(self, frame: bytes) -> bytes:
+        """What follows a frame, `seal_bytes` long, where the way can lose bytes."""
+        return b""
+
     def send(self, call: int, kind: int, *fields: bytes) -> None:
         """Queue one frame and send what the socket takes."""
-        self.outbox += pack(call, kind, *fields)
+        frame = pack(call, kind, *fields)
+        self.outbox += frame
+        self.outbox += self.seal(frame)
         self.flush()
 
     def flush(self) -> None:
@@ -177,19 +198,19 @@ class Server:
         try:
             while self.outbox:
                 with memoryview(self.outbox) as view:
-                    sent = posix.write(CONTROL, view[: CHUNK << 2])
+                    sent = posix.write(self.target, view[: CHUNK << 2])
                 del self.outbox[:sent]
         except BlockingIOError:
-            self.poll.modify(CONTROL, select.POLLIN | select.POLLOUT)
+            self.want_room(True)
         except OSError:
             posix._exit(0)
         else:
-            self.poll.modify(CONTROL, select.POLLIN)
+            self.want_room(False)
 
     def receive(self) -> bool:
         """Take what has arrived and act on whole frames; False once the supervisor is gone."""
         try:
-            data = posix.read(CONTROL, CHUNK << 2)
+            data = posix.read(self.source, CHUNK << 2)
         except BlockingIOError:
             return True
         except OSError:
@@ -198,12 +219,15 @@ class Server:
             return False
         self.inbox += data
         while len(self.inbox) >= 4:
-            size = int.from_bytes(self.inbox[:4], "big")
-            if len(self.inbox) < 4 + size:
+            size = 4 + int.from_bytes(self.inbox[:4], "big")
+            if len(self.inbox) < size + self.seal_bytes:
                 break
-            body = bytes(self.inbox[4 : 4 + size])
-            del self.inbox[: 4 + size]
-            self.serve(*unpack(body))
+            frame = bytes(self.inbox[:size])
+            seal = bytes(self.inbox[size : size + self.seal_bytes])
+            del self.inbox[: size + self.seal_bytes]
+            if seal != self.seal(frame):
+                return False
+            self.serve(*unpack(frame[4:]))
         return True
 
     def serve(self, call: int, kind: int, fields: "list[bytes]") -> None:
