@@ -1,0 +1,1 @@
+"""Test-time scaling: candidates, verifiers and the choice among candidates."""
