@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from deepswe.cli import tasks_import
+
 app = typer.Typer(help="What is to be solved.", no_args_is_help=True)
+app.command("import")(tasks_import.import_)
 
 
 @app.command()
