@@ -1,0 +1,231 @@
+"""Environments out of exact packages: resolved once, named by what is in them, shared by all who need the same.
+
+An environment holds the packages that tests need and never the code under test, of which it may hold the metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import stat
+import sys
+import venv
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from deepswe.errors import BuildError
+from deepswe.tasks.distributions import ENVIRONMENT_TARGET, Pip
+from deepswe.tasks.layers import LayerCache, layer_key
+
+DATED_PIP = "pip==26.3"
+"""The first pip that can leave out what was published later is 26; this one is fetched where it is asked to."""
+
+_FORMAT = 1
+_REPORT = "report.json"
+_UNHASHED = frozenset({"pyvenv.cfg", "RECORD", "INSTALLER", "REQUESTED", "direct_url.json"})
+"""Files that name the place or the tool of the build and hold nothing that tests could import."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One exact package.
+
+    Attributes:
+        name, version: as the index has them.
+        sha256: of the archives that may be installed, in hexadecimal; without any, whatever the index gives.
+    """
+
+    name: str
+    version: str
+    sha256: tuple[str, ...] = ()
+
+    @property
+    def requirement(self) -> str:
+        """A line of a requirements file."""
+        return " ".join([f"{self.name}=={self.version}", *(f"--hash=sha256:{digest}" for digest in self.sha256)])
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What an environment holds; its key depends on nothing else.
+
+    Attributes:
+        packages: all of them, their own needs included.
+        project, version: of the code under test, whose metadata the environment then has; empty leaves it out.
+    """
+
+    packages: tuple[Package, ...]
+    project: str = ""
+    version: str = ""
+
+    @property
+    def key(self) -> str:
+        """Of its layer, for this interpreter; the same on every machine with the same Python and platform."""
+        return layer_key("env", {"format": _FORMAT, **asdict(self), "python": this_python(), "machine": this_machine()})
+
+
+def this_python() -> str:
+    """Version of the interpreter, such as "3.11.7"."""
+    return platform.python_version()
+
+
+def this_machine() -> str:
+    """Platform and processor, such as "linux-x86_64"."""
+    return f"{sys.platform}-{platform.machine()}"
+
+
+def resolve(
+    requirements: Sequence[str],
+    cache: LayerCache,
+    pip: Pip,
+    *,
+    constraints: Sequence[str] = (),
+    before: date | None = None,
+) -> tuple[Package, ...]:
+    """Exact packages that meet requirements, with hashes. Resolved once: the answer is kept in the cache.
+
+    Args:
+        requirements: as in a requirements file.
+        cache: keeps the answer.
+        pip: how pip is called.
+        constraints: further limits on whatever is chosen.
+        before: leave out what the index says was published on this day or later.
+
+    Raises:
+        BuildError: pip finds no such set.
+    """
+    recipe = {
+        "requirements": sorted(set(requirements)),
+        "constraints": sorted(set(constraints)),
+        "before": before.isoformat() if before else "",
+        "python": this_python(),
+        "machine": this_machine(),
+    }
+    tools = [_dated_pip(cache, pip)] if before else []
+
+    def build(place: Path) -> None:
+        wanted, limits = place / "requirements.txt", place / "constraints.txt"
+        wanted.write_text("\n".join(recipe["requirements"]) + "\n")
+        limits.write_text("\n".join(recipe["constraints"]) + "\n")
+        options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(place / _REPORT)]
+        options += ["--uploaded-prior-to", before.isoformat()] if before else []
+        files = ["--requirement", str(wanted), "--constraint", str(limits)]
+        pip.run(f"resolution of {', '.join(requirements)}", ["install", *options, *files], path=tools)
+        packages = _read_report(place / _REPORT)
+        (place / _REPORT).write_text(json.dumps([asdict(package) for package in packages]))
+
+    rows = json.loads((cache.build(layer_key("resolution", recipe), build) / _REPORT).read_text())
+    return tuple(Package(row["name"], row["version"], tuple(row["sha256"])) for row in rows)
+
+
+def _dated_pip(cache: LayerCache, pip: Pip) -> Path:
+    key = layer_key("pip", {"requirement": DATED_PIP, "python": sys.version})
+    arguments = ["install", "--quiet", "--no-deps", "--target"]
+    return cache.build(key, lambda place: pip.run(f"installation of {DATED_PIP}", [*arguments, str(place), DATED_PIP]))
+
+
+def _read_report(path: Path) -> tuple[Package, ...]:
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    packages = []
+    for item in record["install"]:
+        hashes = item["download_info"].get("archive_info", {}).get("hashes", {})
+        if "sha256" not in hashes:
+            raise BuildError(f"{item['metadata']['name']} is no archive with a hash; name packages of an index only")
+        packages.append(Package(item["metadata"]["name"], item["metadata"]["version"], (hashes["sha256"],)))
+    return tuple(sorted(packages, key=lambda package: package.name.lower()))
+
+
+def build_environment(environment: Environment, cache: LayerCache, pip: Pip, *, key: str = "") -> Path:
+    """The environment's layer, built if it is not there yet, or was built by an interpreter in another place.
+
+    Args:
+        environment: what it holds.
+        cache: where it goes.
+        pip: how pip is called.
+        key: under which key; by default its own.
+
+    Raises:
+        BuildError: with the tail of pip's output.
+    """
+    key = key or environment.key
+    if key in cache and not (cache.path(key) / "bin" / "python").exists():
+        cache.remove(key)
+    return cache.build(key, lambda place: _fill(environment, place, pip))
+
+
+def _fill(environment: Environment, place: Path, pip: Pip) -> None:
+    """A virtual environment for `ENVIRONMENT_TARGET`, without pip and without the code under test."""
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(place)
+    for script in (place / "bin").iterdir():
+        if "activate" in script.name.lower():
+            script.unlink()
+    if environment.packages:
+        requirements = place / "requirements.txt"
+        requirements.write_text("".join(f"{package.requirement}\n" for package in environment.packages))
+        options = ["--quiet", "--no-deps", "--no-warn-script-location", "--requirement", str(requirements)]
+        hashed = ["--require-hashes"] if all(package.sha256 for package in environment.packages) else []
+        names = ", ".join(f"{package.name}=={package.version}" for package in environment.packages)
+        python = str(place / "bin" / "python")
+        pip.run(f"installation of {names}", ["--python", python, "install", *options, *hashed])
+        requirements.unlink()
+    for script in (place / "bin").iterdir():
+        if not script.is_symlink():
+            _retarget(script)
+    if environment.project:
+        write_metadata(next(place.glob("lib/python*/site-packages")), environment.project, environment.version)
+
+
+def _retarget(script: Path) -> None:
+    """Make a console script start the interpreter of `ENVIRONMENT_TARGET`; a script of another kind stays."""
+    data = script.read_bytes()
+    lines = data.splitlines(keepends=True)
+    if not lines or not lines[0].startswith(b"#!") or b"python" not in b"".join(lines[:3]):
+        return
+    header = 3 if lines[0].startswith(b"#!/bin/sh") else 1
+    script.write_bytes(f"#!{ENVIRONMENT_TARGET}/bin/python\n".encode() + b"".join(lines[header:]))
+
+
+def write_metadata(site: Path, project: str, version: str) -> None:
+    """Make code that asks for its own version find one: metadata without code.
+
+    Args:
+        site: the directory of the packages.
+        project, version: of the code under test.
+    """
+    directory = site / f"{project.replace('-', '_')}-{version}.dist-info"
+    directory.mkdir(exist_ok=True)
+    (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")
+
+
+def hash_layer(place: Path) -> str:
+    """SHA-256 over the paths, kinds, execution bits and contents of a layer, in hexadecimal.
+
+    Left out is what differs between two builds of the same: byte code, pip's and venv's notes of where and by what
+    they were run, and where the links to the interpreter lead.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(_walk(place), key=lambda item: item.relative_to(place).as_posix()):
+        name = path.relative_to(place).as_posix()
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            target = os.readlink(path)
+            line = b"link " + (b"" if os.path.isabs(target) else os.fsencode(target))
+        else:
+            kind = b"program " if mode & stat.S_IXUSR else b"file "
+            line = kind + hashlib.sha256(path.read_bytes()).hexdigest().encode()
+        digest.update(os.fsencode(name) + b"\0" + line + b"\n")
+    return digest.hexdigest()
+
+
+def _walk(place: Path) -> list[Path]:
+    found = []
+    for directory, names, files in os.walk(place):
+        links = [name for name in names if os.path.islink(os.path.join(directory, name))]
+        names[:] = [name for name in names if name != "__pycache__" and name not in links]
+        found += [Path(directory, name) for name in (*files, *links) if name not in _UNHASHED]
+    return found
