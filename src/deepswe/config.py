@@ -126,7 +126,29 @@ class ContainerConfig(Section):
     runtime: str = ""
     """OCI runtime, such as runsc for gVisor; empty takes the engine's default."""
     starts: PositiveInt = 4
-    """Containers that are being started or removed at once."""
+    """Containers that are being started at once."""
+    layout: Literal["plain", "r2e", "swebench", "swesmith"] = "plain"
+    """Conventions of the tasks' own images: which environment commands use, and which files hold tests."""
+    user: str = Field(default="", pattern=r"^(\d+:\d+)?$")
+    """UID:GID of all processes; empty is 1000:1000 in the default image, and in a task's own image root, who owns its
+    files, without capabilities."""
+    python: str = "python3"
+    """Interpreter (3.10 or newer) of the images, which runs the resident server."""
+    interpreter: str = ""
+    """Directory on this machine of a relocatable Python (`bin/python3`) that runs the server instead, for images that
+    have none."""
+    read_only: bool = True
+    """Nothing but private directories can be written; a task's own image always can."""
+    disk_quota: bool = False
+    """Bound what is written to a task's own image by `disk_mib`, with the engine's storage-opt; needs overlay2 on xfs
+    with project quotas, btrfs or zfs."""
+    layers: Literal["auto", "mount", "copy"] = "auto"
+    """How directories of this machine get into containers: mounted, or copied into volumes. `auto` mounts them where
+    the engine listens on a socket of this Linux machine."""
+    pull: Literal["missing", "always", "never"] = "missing"
+    """When an image is pulled, at most once a run."""
+    pull_retries: int = Field(default=5, ge=0)
+    """New tries of a pull, after growing pauses, when the registry is busy or out of reach."""
 
 
 class Toleration(Section):
@@ -609,6 +631,30 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
                 raise ConfigError(f"override {text!r}: {key!r} is a value, not a section")
         node[keys[-1]] = value
     return build_recipe(tree, origin=str(path))
+
+
+def load_sandbox(overrides: Sequence[str] = ()) -> SandboxConfig:
+    """The sandbox section alone, for commands that need no recipe.
+
+    Args:
+        overrides: `sandbox.key=value` texts, applied in order.
+
+    Raises:
+        ConfigError: another section, an unknown key or a wrong value.
+    """
+    tree: dict[str, Any] = {}
+    for text in overrides:
+        keys, value = parse_override(text)
+        if keys[0] != "sandbox" or len(keys) == 1:
+            raise ConfigError(f"override {text!r} is no setting of a sandbox, such as sandbox.memory_mib=512")
+        node = tree
+        for key in keys[1:-1]:
+            node = node.setdefault(key, {})
+        node[keys[-1]] = value
+    try:
+        return SandboxConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("sandbox: " + "; ".join(_problem(item) for item in error.errors())) from error
 
 
 def build_recipe(tree: Mapping[str, Any], *, origin: str) -> Recipe:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from deepswe import __version__
-from deepswe.cli import report, rollout, tasks, train
+from deepswe.cli import report, rollout, sandbox, tasks, train
 from deepswe.errors import DeepsweError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command()(train.train)
 app.command()(rollout.rollout)
 app.command()(report.report)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(sandbox.app, name="sandbox")
 
 
 def _version(wanted: bool) -> None:

@@ -691,9 +691,7 @@ class Backend:
             SandboxStartError: it did not start in time or ended at once.
         """
         if spec.image:
-            raise SandboxUnsupported(
-                f"image {spec.image!r}: bubblewrap has no images; use docker or kubernetes"
-            )
+            raise SandboxUnsupported(f"image {spec.image!r}: bubblewrap has no images; use docker or kubernetes")
         shown = view(self._host, spec)
         try:
             group = self._cgroups.take(spec.limits)

@@ -1,0 +1,94 @@
+"""`deepswe sandbox`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(help="Where code runs.", no_args_is_help=True)
+Name = Literal["bubblewrap", "docker", "podman", "kubernetes"]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings, such as sandbox.memory_mib=512.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line.")]
+
+
+@app.command()
+def check(
+    overrides: Overrides = None,
+    backend: Annotated[Name, typer.Option(help="Which backend.")] = "bubblewrap",
+    only: Annotated[list[str] | None, typer.Option(help="A check or a group of checks; can be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the checks that take long.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the conformance suite on a backend; the exit code is 0 only where no check failed."""
+    from deepswe.cli.progress import TerminalProgress
+    from deepswe.config import load_sandbox
+    from deepswe.sandbox.conformance import check_backend
+
+    config = load_sandbox([*(overrides or ()), f"sandbox.backend={backend}"])
+    with TerminalProgress() as progress:
+        verdicts = check_backend(config, progress, names=only or (), quick=quick)
+    failed = [verdict for verdict in verdicts if verdict.outcome == "failed"]
+    refused = [verdict for verdict in verdicts if verdict.outcome == "refused"]
+    passed = len(verdicts) - len(failed) - len(refused)
+    if as_json:
+        row = {
+            "backend": backend,
+            "passed": passed,
+            "failed": len(failed),
+            "refused": [f"{verdict.check}: {verdict.reason}" for verdict in refused],
+            "failures": [f"{verdict.check}: {verdict.reason}" for verdict in failed],
+        }
+        print(json.dumps(row))
+    else:
+        print(f"{backend}: {passed} passed, {len(failed)} failed, {len(refused)} refused")
+    sys.exit(1 if failed else 0)
+
+
+@app.command("ls")
+def list_all(
+    overrides: Overrides = None,
+    backend: Annotated[Name | None, typer.Option(help="Only this backend; all that answer without it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the sandboxes of every run on this machine, engine or cluster."""
+    from deepswe.config import load_sandbox
+    from deepswe.sandbox.census import list_sandboxes
+
+    census = asyncio.run(list_sandboxes(load_sandbox(overrides or ()), backend))
+    now = time.time()
+    if as_json:
+        print(json.dumps({"sandboxes": census.rows(), "silent": dict(census.silent)}))
+        return
+    for record in census.records:
+        age, left = now - record.created, record.expires - now
+        words = (record.backend, record.name, record.state, f"age {age:.0f} s", f"expires in {left:.0f} s", record.task)
+        print("  ".join(filter(None, words)))
+    for name, reason in census.silent.items():
+        print(f"deepswe: {name} was not asked: {reason}", file=sys.stderr)
+    print(f"{len(census.records)} sandboxes")
+
+
+@app.command()
+def reap(
+    overrides: Overrides = None,
+    backend: Annotated[Name | None, typer.Option(help="Only this backend; all that answer without it.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """End the sandboxes that are expired or whose owners are dead, and remove what those left."""
+    from deepswe.config import load_sandbox
+    from deepswe.sandbox.census import reap as reap_all
+
+    census = asyncio.run(reap_all(load_sandbox(overrides or ()), backend))
+    if as_json:
+        print(json.dumps({"reaped": census.rows(), "silent": dict(census.silent)}))
+        return
+    for record in census.records:
+        print(f"{record.backend}  {record.name}  {record.state}")
+    for name, reason in census.silent.items():
+        print(f"deepswe: {name} was not asked: {reason}", file=sys.stderr)
+    print(f"{len(census.records)} removed")
