@@ -1,0 +1,1 @@
+"""The Kubernetes backend: one pod a sandbox, one session into each pod."""
