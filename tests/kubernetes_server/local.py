@@ -19,7 +19,7 @@ from typing import Any
 from deepswe.sandbox import seccomp
 from deepswe.sandbox.base import Limits
 from deepswe.sandbox.cgroups import Cgroups, Group
-from deepswe.sandbox.namespaces import find_bwrap, interpreter, interpreter_prefixes
+from deepswe.sandbox.view import find_bwrap, interpreter, interpreter_prefixes
 
 LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}

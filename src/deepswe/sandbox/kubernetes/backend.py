@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from deepswe.config import SandboxConfig
@@ -146,6 +146,7 @@ class Backend:
                     life.pod,
                     pods.CONTAINER,
                     self._cluster.python,
+                    spec.limits.pids,
                     link.gate,
                     lambda: self._cause(link, life),
                 )
@@ -173,7 +174,8 @@ class Backend:
             return
         life.pod = life.owned
         link.watch.expect(life.pod)
-        made = pods.pod_manifest(life.pod, spec, image, labels, self._cluster, self._config.lifetime_s)
+        whole = spec if image != self._config.image else replace(spec, image="")
+        made = pods.pod_manifest(life.pod, whole, image, labels, self._cluster, self._config.lifetime_s)
         while True:
             if life.abandoned:
                 raise PodStartError(f"pod {life.pod} is not wanted any more", Reason.DELETED)
@@ -391,10 +393,9 @@ def enforced(spec: SandboxSpec, config: SandboxConfig) -> Mapping[str, str]:
     return {
         "memory_mib": "control group of the container",
         "cpus": "control group of the container",
-        "pids": "none (podPidsLimit of the kubelet, if its node sets it)",
+        "pids": "server, looking five times a second",
         "disk_mib": f"{disk}; elsewhere in the image: eviction by the kubelet, after some time",
         "output_bytes": "server",
-        "network": "NetworkPolicy of the namespace, if the cluster's network plugin honours it",
     }
 
 

@@ -13,7 +13,7 @@ import importlib.util
 import zlib
 from pathlib import Path
 
-from deepswe.sandbox import server
+from deepswe.sandbox import seccomp, server
 from deepswe.sandbox.kubernetes import resident
 
 WANTED = b"deepswe0"
@@ -72,7 +72,7 @@ def _add(name,text):
  if p:setattr(sys.modules[p],c,m)
  exec(compile(text,name,'exec',dont_inherit=True),m.__dict__)
 for _name,_text in {modules!r}:_add(_name,_text)
-start=sys.modules[{main!r}].main
+def start(*values):sys.modules[{main!r}].main({rules!r},*values)
 """
 
 
@@ -91,7 +91,8 @@ def _program() -> bytes:
     texts = [("deepswe", ""), ("deepswe.sandbox", "")]
     texts += [(name, _source(name)) for name in (server.__name__, "deepswe.sandbox.kubernetes.resident")]
     texts.insert(3, ("deepswe.sandbox.kubernetes", ""))
-    return zlib.compress(_LOADER.format(modules=texts, main=resident.__name__).encode(), 9)
+    rules = {machine: seccomp.program(machine) for machine in seccomp.ARCHITECTURES}
+    return zlib.compress(_LOADER.format(modules=texts, main=resident.__name__, rules=rules).encode(), 9)
 
 
 def _source(name: str) -> str:

@@ -15,11 +15,13 @@ Greeting (from here): `MAGIC`, 16 random bytes. Frame: 4-byte length of the body
 
 # ruff: noqa: SIM105  (as in the resident server, few imports)
 
+import ctypes
 import hmac
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 
@@ -29,6 +31,7 @@ ADDRESS = "\0deepswe-sandbox"
 MAGIC = b"deepswe1"
 ACKNOWLEDGE, LEAVE = 5, 6
 """Kinds of frames besides the server's: an answer has arrived; end the sandbox."""
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
 CODE_BYTES = 32
 HEAD_BYTES = 4 + CODE_BYTES
 NONCE_BYTES = 16
@@ -38,6 +41,7 @@ PATIENCE_S = 10.0
 GUESTS = 8
 """New sessions that may wait for that at once."""
 READ_BYTES = 1 << 18
+COUNT_S = 0.2
 FIRST_BODY_BYTES = 64
 BODY_BYTES = 1 << 30
 
@@ -147,6 +151,8 @@ class PodServer(server.Server):
         self.current: Session | None = None
         self.newest = 0
         self.answers: dict[int, bytes] = {}
+        self.pids = 0
+        self.counted = time.monotonic()
 
     def run(self) -> None:
         """Serve until told to leave."""
@@ -156,6 +162,7 @@ class PodServer(server.Server):
             self.reap()
             self.expire()
             self.dismiss()
+            self.count()
 
     def attend(self, descriptor: int, events: int) -> None:
         """Act on one event of the poll."""
@@ -178,6 +185,8 @@ class PodServer(server.Server):
         """Milliseconds until the next deadline; None without one."""
         ends = [session.until for session in self.sessions.values() if not session.known]
         ends += [command.deadline for command in self.commands.values()]
+        if self.pids and server.has_children():
+            ends.append(self.counted + COUNT_S)
         return max(0, int((min(ends) - time.monotonic()) * 1000) + 1) if ends else None
 
     # Sessions.
@@ -263,6 +272,7 @@ class PodServer(server.Server):
         if kind == LEAVE:
             os._exit(0)
         elif kind == server.HELLO:
+            self.pids = int(fields[0])
             image = [part for name, value in os.environb.items() for part in (name, value)]
             self.post(server.pack(0, server.HELLO, *image)[4:])
         elif kind == ACKNOWLEDGE:
@@ -302,6 +312,16 @@ class PodServer(server.Server):
         else:
             self.poll.register(session.target, 0)
 
+    def count(self) -> None:
+        """End everything if there are more processes than allowed: a pod itself has no such limit."""
+        now = time.monotonic()
+        if self.pids and now - self.counted >= COUNT_S:
+            self.counted = now
+            if sum(name.isdigit() for name in os.listdir("/proc")) > self.pids + 1 + len(self.sessions):
+                for command in self.commands.values():
+                    command.streams[1][1].add(b"sandbox: the limit on processes was reached; all were ended\n")
+                self.kill_all()
+
     # Processes: the waiting commands of sessions are left alone, so that a timeout does not cost a session.
 
     def waiters(self) -> "set[int]":
@@ -340,10 +360,30 @@ class PodServer(server.Server):
                         pass
 
 
-def main(key: bytes, listener: socket.socket, waiter: socket.socket, source: int, target: int) -> None:
+def forbid(rules: "dict[str, bytes]") -> None:
+    """Install a filter of system calls on this process and all that it starts. The cluster's own stays in force.
+
+    Args:
+        rules: machine -> BPF program; where this machine is not among them there is no filter of ours.
+    """
+    code = rules.get(os.uname().machine)
+    if code is None:
+        return
+    memory = ctypes.create_string_buffer(code, len(code))
+    program = struct.pack("HP", len(code) // 8, ctypes.addressof(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for arguments in ((PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (PR_SET_SECCOMP, 2, program, 0, 0)):
+        if libc.prctl(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"prctl {arguments[0]} failed")
+
+
+def main(
+    rules: "dict[str, bytes]", key: bytes, listener: socket.socket, waiter: socket.socket, source: int, target: int
+) -> None:
     """Serve for ever. Called by the program that `deepswe.sandbox.kubernetes.program` sends into the pod.
 
     Args:
+        rules: for `forbid`.
         key: the sandbox's secret.
         listener: bound to `ADDRESS`.
         waiter, source, target: the session through which this text came.
@@ -351,6 +391,7 @@ def main(key: bytes, listener: socket.socket, waiter: socket.socket, source: int
     server.hide_memory()
     server.limit(["4=0"])
     os.umask(0o022)
+    forbid(rules)
     pod = PodServer(key, listener)
     pod.adopt(Session(waiter, source, target, key))
     pod.run()

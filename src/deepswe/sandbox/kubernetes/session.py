@@ -19,6 +19,7 @@ from deepswe.sandbox import server
 from deepswe.sandbox.kubernetes import program, resident
 from deepswe.sandbox.kubernetes.client import ApiError, Client, pause_s
 from deepswe.sandbox.kubernetes.failures import PodDied, Reason
+from deepswe.sandbox.served import Answer
 
 STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
 """Channels of the protocol: the first byte of each message."""
@@ -27,12 +28,10 @@ OPENING_S = 20.0
 """From the start of the command to its first answer."""
 REPAIR_S = 60.0
 """How long a broken session is tried to be opened anew."""
-GRACE_S = 20.0
-"""How long, beyond its own limit, an answer may take; at half of it the session is opened anew."""
+PATIENCE_S = 10.0
+"""So long before the end of a call's time, a session without an answer is opened anew: bytes may have been lost."""
 TAIL = 2000
 LEAVE_S = 1.0
-
-Answer = tuple[int, list[bytes]]
 
 
 class Broke(Exception):
@@ -110,6 +109,7 @@ class Session:
         pod: str,
         container: str,
         python: str,
+        pids: int,
         gate: asyncio.Semaphore,
         cause: Callable[[], Awaitable[PodDied | None]],
     ) -> None:
@@ -118,6 +118,7 @@ class Session:
         Args:
             client: of the cluster.
             pod, container, python: where, and the interpreter there.
+            pids: processes that the server there lets live.
             gate: admits so many sessions to be opened at once.
             cause: why the pod is gone, once it is known that it is.
         """
@@ -127,6 +128,7 @@ class Session:
         self._pod = pod
         self._container = container
         self._command = program.session_command(python)
+        self._pids = pids
         self._gate = gate
         self._cause = cause
         self._key = secrets.token_bytes(program.KEY_BYTES)
@@ -156,7 +158,7 @@ class Session:
         Args:
             kind: of the server's frames.
             fields: of the frame.
-            timeout_s: what the request itself may take; `GRACE_S` is added.
+            timeout_s: until the sandbox counts as dead.
 
         Raises:
             PodDied: the pod is gone, or does not answer.
@@ -170,12 +172,12 @@ class Session:
         self._asked[call] = (body, answer)
         self._outbox.put_nowait(body)
         try:
-            await asyncio.wait((answer,), timeout=timeout_s + GRACE_S / 2)
+            await asyncio.wait((answer,), timeout=max(timeout_s - PATIENCE_S, timeout_s / 2))
             if not answer.done():
                 await self._drop()
-                await asyncio.wait((answer,), timeout=GRACE_S / 2)
+                await asyncio.wait((answer,), timeout=min(PATIENCE_S, timeout_s / 2))
             if not answer.done():
-                words = f"pod {self._pod} has not answered for {timeout_s + GRACE_S:.0f} s; it is ended"
+                words = f"pod {self._pod} has not answered for {timeout_s:.0f} s; it is ended"
                 self.fail(PodDied(words, Reason.SESSION))
         finally:
             self._asked.pop(call, None)
@@ -290,7 +292,7 @@ class Session:
         nonce = await connection.exactly(resident.NONCE_BYTES)
         self._reader = resident.Codec(self._key, nonce, resident.DOWN)
         self._writer = resident.Codec(self._key, nonce, resident.UP)
-        await connection.send(self._writer.encode(server.pack(0, server.HELLO)[4:]))
+        await connection.send(self._writer.encode(server.pack(0, server.HELLO, server.number(self._pids))[4:]))
         while True:
             for _, kind, fields in self._frames(await connection.read()):
                 if kind == server.HELLO:
