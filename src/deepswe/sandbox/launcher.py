@@ -19,12 +19,14 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import Any, NoReturn
 
 SERVER_CONTROL, SERVER_RULES = 3, 4
 """Where a sandbox's server finds its socket, and bubblewrap the system call filter."""
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
+PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES = 1 << 20
 TAIL_BYTES = 2000
 
@@ -80,17 +82,32 @@ class Launcher:
         self.poll.register(control, select.POLLIN)
         self.watch = os.pidfd_open(supervisor)
         self.poll.register(self.watch, select.POLLIN)
-        self.alive: dict[int, tuple[str, int, int]] = {}
-        """pidfd -> name, process, descriptor of its stderr."""
+        self.alive: dict[int, tuple[str, int, int, float]] = {}
+        """pidfd -> name, process, descriptor of its stderr, when it expires."""
 
     def run(self) -> None:
         """Serve until the supervisor is gone."""
         while True:
-            for descriptor, _ in self.poll.poll():
+            for descriptor, _ in self.poll.poll(self.patience()):
                 if descriptor == self.watch or (descriptor == self.control and not self.receive()):
                     return
                 if descriptor in self.alive:
                     self.ended(descriptor)
+            self.expire()
+
+    def patience(self) -> int | None:
+        """Milliseconds until the next sandbox expires, at most an hour; None without one."""
+        if not self.alive:
+            return None
+        first = min(expires for _, _, _, expires in self.alive.values())
+        return max(0, min(3_600_000, int((first - time.monotonic()) * 1000) + 1))
+
+    def expire(self) -> None:
+        """Kill the sandboxes that are older than they may be: their supervisor may hang."""
+        now = time.monotonic()
+        for _, process, _, expires in self.alive.values():
+            if expires <= now:
+                os.kill(process, signal.SIGKILL)
 
     def send(self, message: dict[str, Any]) -> None:
         """Tell the supervisor."""
@@ -105,7 +122,7 @@ class Launcher:
         if request["op"] == "start":
             self.start(request, descriptors[0])
         elif request["op"] == "kill":
-            for name, process, _ in list(self.alive.values()):
+            for name, process, _, _ in self.alive.values():
                 if name == request["name"]:
                     os.kill(process, signal.SIGKILL)
         return True
@@ -113,10 +130,11 @@ class Launcher:
     def start(self, request: dict[str, Any], control: int) -> None:
         """Fork one sandbox; `control` is its end of the supervisor's socket."""
         errors = os.memfd_create("stderr")
+        own = os.getpid()
         try:
             process = os.fork()
             if process == 0:
-                become(request, control, errors)
+                become(request, control, errors, own)
             descriptor = os.pidfd_open(process)
         except OSError as error:
             os.close(errors)
@@ -124,24 +142,30 @@ class Launcher:
             return
         finally:
             os.close(control)
-        self.alive[descriptor] = (request["name"], process, errors)
+        expires = time.monotonic() + request["lifetime_s"]
+        self.alive[descriptor] = (request["name"], process, errors, expires)
         self.poll.register(descriptor, select.POLLIN)
 
     def ended(self, descriptor: int) -> None:
         """Collect one sandbox and report."""
-        name, process, errors = self.alive.pop(descriptor)
+        name, process, errors, expires = self.alive.pop(descriptor)
         self.poll.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(process, 0)
         size = os.fstat(errors).st_size
-        tail = os.pread(errors, TAIL_BYTES, max(0, size - TAIL_BYTES))
+        words = os.pread(errors, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode("utf-8", "replace")
         os.close(errors)
-        self.send({"name": name, "status": status, "stderr": tail.decode("utf-8", "replace")})
+        if expires <= time.monotonic():
+            words = "its lifetime (sandbox.lifetime_s) is over"
+        self.send({"name": name, "status": status, "stderr": words})
 
 
-def become(request: dict[str, Any], control: int, errors: int) -> NoReturn:
-    """In the child: enter the control groups, make the writable tmpfs, turn into bubblewrap."""
+def become(request: dict[str, Any], control: int, errors: int, launcher: int) -> NoReturn:
+    """In the child: promise to die with the launcher, enter the control groups, make the tmpfs, become bubblewrap."""
     try:
+        _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+        if os.getppid() != launcher:
+            os._exit(1)
         os.dup2(errors, 2)
         for path in request["cgroups"]:
             _write(path, "0")

@@ -11,13 +11,11 @@ import asyncio
 import itertools
 import os
 import shutil
-import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,7 +31,8 @@ from deepswe.sandbox.admission import (
 )
 from deepswe.sandbox.backends import open_backend
 from deepswe.sandbox.base import EXPIRES, OWNER, RUN, Limits, Sandbox, SandboxSpec
-from deepswe.sandbox.owner import PREFIX, is_abandoned, this_process
+from deepswe.sandbox.journal import base_directory, reap_directories
+from deepswe.sandbox.owner import PREFIX, this_process
 
 KINDS = 4
 """Kinds of sandboxes, of those asked for last, of which warm ones are kept."""
@@ -330,25 +329,3 @@ class SandboxPool:
 def _kind(spec: SandboxSpec) -> tuple[Any, ...]:
     """What two specs must share for a sandbox of one to serve the other: all but the labels."""
     return spec.layers, spec.workdir, tuple(sorted(spec.env.items())), spec.limits, spec.image
-
-
-def base_directory() -> Path:
-    """Where pools keep their few files: private to this user.
-
-    Raises:
-        SandboxUnavailable: somebody else owns it.
-    """
-    path = Path(tempfile.gettempdir()) / f"deepswe-sandboxes-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    if path.is_symlink() or path.stat().st_uid != os.getuid():
-        raise SandboxUnavailable(f"{path} belongs to another user; set TMPDIR to a directory of your own")
-    return path
-
-
-def reap_directories(base: Path) -> list[Path]:
-    """Remove the directories of pools whose owners are dead; returns them."""
-    now = time.time()
-    found = [path for path in base.iterdir() if is_abandoned(path.name, now - path.stat().st_mtime)]
-    for path in found:
-        shutil.rmtree(path, ignore_errors=True)
-    return found

@@ -16,7 +16,7 @@ import pytest
 
 from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxDied, SandboxError, SandboxStartError, SandboxUnavailable
-from deepswe.sandbox import namespaces, pool
+from deepswe.sandbox import admission, launching, namespaces, pool
 from deepswe.sandbox.base import Layer, Limits, SandboxSpec
 from deepswe.sandbox.pool import SandboxPool
 
@@ -93,10 +93,10 @@ def test_admission_holds_the_number_alive_to_the_limit():
 
 def test_concurrency_is_chosen_from_cores_and_memory():
     config = SandboxConfig(memory_mib=1024)
-    assert pool.choose_concurrency(config, cores=2, available_mib=24_000) == 128
-    assert pool.choose_concurrency(config, cores=64, available_mib=24_000) == 187
-    assert pool.choose_concurrency(config, cores=2, available_mib=100) == 1
-    assert pool.choose_concurrency(SandboxConfig(concurrency=5), cores=2, available_mib=100) == 5
+    assert admission.choose_concurrency(config, cores=2, available_mib=24_000) == 128
+    assert admission.choose_concurrency(config, cores=64, available_mib=24_000) == 187
+    assert admission.choose_concurrency(config, cores=2, available_mib=100) == 1
+    assert admission.choose_concurrency(SandboxConfig(concurrency=5), cores=2, available_mib=100) == 5
 
 
 def test_cancellation_at_any_moment_leaves_nothing():
@@ -288,10 +288,10 @@ def test_opening_does_not_stall_the_event_loop():
 def test_a_refusal_names_the_setting(tmp_path, setting, forbidding, mend):
     (tmp_path / setting).parent.mkdir()
     (tmp_path / setting).write_text(forbidding + "\n")
-    text = namespaces.explain_refusal("Operation not permitted", tmp_path)
+    text = launching.explain_refusal("Operation not permitted", tmp_path)
     assert mend in text
     assert "another backend" in text
-    assert "another sandbox backend" in namespaces.explain_refusal("no", tmp_path / "nothing")
+    assert "another sandbox backend" in launching.explain_refusal("no", tmp_path / "nothing")
 
 
 PLAIN = """
