@@ -16,7 +16,7 @@ from deepswe.envs.snapshot import DiffRefused, Snapshot, build_snapshot, commit_
 from deepswe.envs.solvers import Solver, gold_solver
 from deepswe.errors import EnvironmentFault, TaskError, boundary
 from deepswe.grading.grade import grade
-from deepswe.grading.tree import ROOT, Workshop, lay_tree
+from deepswe.grading.tree import ROOT, Workshop, lay_tree, prepare_image
 from deepswe.sandbox.base import Sandbox
 from deepswe.sandbox.memory import MemorySandbox
 from deepswe.tasks.task import HiddenTests, Task, TaskSet
@@ -98,8 +98,9 @@ class Rehearsal:
         Raises:
             TaskError: the task has a base layer, which is not in memory.
         """
-        if task.repository.base is not None:
-            raise TaskError(f"task {task.id} has the base layer {task.repository.base}; rehearse tasks without one")
+        if task.repository.base is not None or task.image is not None:
+            place = f"the base layer {task.repository.base}" if task.image is None else f"the image {task.image.name}"
+            raise TaskError(f"task {task.id} has {place}; rehearse tasks without one")
         self._task = task
         self._agent = agent
         files = {f"{ROOT}/{path}": text.encode() for path, text in task.repository.files.items()}
@@ -138,7 +139,9 @@ async def take_turn(workspace: Workspace, completion: str, agent: AgentConfig) -
 
 
 async def _lay_and_commit(sandbox: Sandbox, task: Task) -> Snapshot:
-    if task.repository.base is None:
+    if task.image is not None:
+        await prepare_image(sandbox, task.image, for_agent=True)
+    elif task.repository.base is None:
         snapshot = build_snapshot({path: text.encode() for path, text in task.repository.files.items()})
         await lay_tree(sandbox, task.repository, git_directory(snapshot))
         return snapshot

@@ -76,6 +76,7 @@ def r2e_task(row: Row) -> tuple[Task, HiddenTests]:
         expected={test: status for test, status in expected.items() if status != "passed"},
         script=_SCRIPT,
         parser="r2e-gym",
+        protected=("run_tests.sh", "r2e_tests", "r2e_tests/*"),
     )
     return task, hidden
 

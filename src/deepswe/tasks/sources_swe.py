@@ -147,6 +147,7 @@ def _family(
         script=script,
         parser=parser,
         test_patch=test_patch,
+        protected=tuple(sorted(touched_paths(row.patch("test_patch")))),
     )
     return task, hidden
 

@@ -106,6 +106,7 @@ class HiddenTests:
         script: the shell script of runner "script".
         parser: a name in `deepswe.grading.parsers.PARSERS`.
         test_patch: a unified diff that brings the hidden tests, where the source gives no whole files.
+        protected: patterns, as `git apply --exclude` takes them, of more paths that the agent's patch may not touch.
     """
 
     task_id: str
@@ -121,6 +122,7 @@ class HiddenTests:
     script: str = ""
     parser: str = ""
     test_patch: str = ""
+    protected: tuple[str, ...] = ()
 
     @property
     def tests(self) -> tuple[str, ...]:
