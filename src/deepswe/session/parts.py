@@ -39,11 +39,12 @@ def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
     async def guarded() -> Result:
         task = asyncio.ensure_future(work)
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        # Not loop.add_signal_handler: it loses a signal that comes while the loop's own pipe is full of wake-ups.
+        before = signal.signal(signal.SIGTERM, lambda number, frame: loop.call_soon_threadsafe(task.cancel))
         try:
             return await task
         finally:
-            loop.remove_signal_handler(signal.SIGTERM)
+            signal.signal(signal.SIGTERM, before)
 
     try:
         return asyncio.run(guarded())
