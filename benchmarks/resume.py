@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from deepswe.rollout.store import TrajectoryStore
-from deepswe.sandbox.cgroups import PREFIX, is_abandoned
+from deepswe.sandbox.owner import PREFIX, is_abandoned
 from deepswe.training.metrics import read_rows
 
 RECIPE = """

@@ -92,3 +92,27 @@ def reap(
     for name, reason in census.silent.items():
         print(f"deepswe: {name} was not asked: {reason}", file=sys.stderr)
     print(f"{len(census.records)} removed")
+
+
+@app.command()
+def bench(
+    samples: Annotated[int, typer.Option(min=1, help="Sandboxes started one after another.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Measure bubblewrap on this machine, against bare bwrap and `docker run`; exit code 1 if a target is missed."""
+    from dataclasses import asdict
+
+    from deepswe.cli.progress import TerminalProgress
+    from deepswe.sandbox.bench import measure
+
+    with TerminalProgress() as progress:
+        figures = measure(progress, samples=samples)
+    missed = figures.missed()
+    if as_json:
+        print(json.dumps({**asdict(figures), "missed": missed}))
+    else:
+        for name, value in asdict(figures).items():
+            print(f"{name:20} {value}")
+        for words in missed:
+            print(f"missed: {words}")
+    sys.exit(1 if missed else 0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from struct import pack
 
@@ -25,8 +25,12 @@ _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET (NEWTIME: not for clone)."""
 
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_ALLOWED_FAMILIES = (1, 2, 10, 16)
-"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK (interface listing). All others, such as AF_VSOCK and AF_ALG, are refused."""
+_UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+"""The families that may be used. All others, such as AF_VSOCK, AF_ALG and AF_TIPC, are refused."""
+_INET_PROTOCOLS = (0, 1, 6, 17, 58)
+"""The default, ICMP, TCP, UDP, ICMPv6: asking for another one, such as SCTP, would load its kernel module."""
+_ROUTE = 0
+"""Of netlink the listing of interfaces alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Architecture:
         audit: the AUDIT_ARCH_* value the kernel reports.
         denied: name -> number of the calls that fail with EPERM.
         absent: name -> number of the calls that fail with ENOSYS, for which programs have a fallback.
-        clone, socket, ioctl: numbers of the calls whose arguments are looked at.
+        clone, socket, socketpair, ioctl: numbers of the calls whose arguments are looked at.
         x32_bit: numbers from here on belong to a second table and are all refused; 0 if there is none.
     """
 
@@ -46,6 +50,7 @@ class Architecture:
     absent: Mapping[str, int]
     clone: int
     socket: int
+    socketpair: int
     ioctl: int
     x32_bit: int = 0
 
@@ -60,6 +65,7 @@ _SHARED_NEW = {
     "fspick": 433,
     "mount_setattr": 442,
     "quotactl_fd": 443,
+    "set_mempolicy_home_node": 450,
     "open_tree_attr": 467,
 }
 _SHARED_ABSENT = {"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "clone3": 435}
@@ -74,7 +80,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "uselib": 134,
             "personality": 135,
             "ustat": 136,
+            "sysfs": 139,
+            "vhangup": 153,
+            "modify_ldt": 154,
             "pivot_root": 155,
+            "_sysctl": 156,
             "chroot": 161,
             "acct": 163,
             "settimeofday": 164,
@@ -123,6 +133,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         absent=_SHARED_ABSENT,
         clone=56,
         socket=41,
+        socketpair=53,
         ioctl=16,
         x32_bit=0x40000000,
     ),
@@ -136,6 +147,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "pivot_root": 41,
             "nfsservctl": 42,
             "chroot": 51,
+            "vhangup": 58,
             "quotactl": 60,
             "acct": 89,
             "personality": 92,
@@ -176,6 +188,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         absent=_SHARED_ABSENT,
         clone=220,
         socket=198,
+        socketpair=199,
         ioctl=29,
     ),
 }
@@ -187,6 +200,34 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 def _refuse(number: int, error: int) -> bytes:
     return _instruction(_EQUAL, number, 0, 1) + _instruction(_RETURN, _ERRNO | error)
+
+
+def _one_of(values: Sequence[int], beyond: int) -> bytes:
+    """Jump over the rest of these comparisons and `beyond` more instructions if the loaded value is one of these."""
+    last = len(values) - 1
+    return b"".join(_instruction(_EQUAL, value, last - n + beyond, 0) for n, value in enumerate(values))
+
+
+def _socket_rules(table: Architecture) -> bytes:
+    """socket(2) by family and protocol, socketpair(2) by family; the way past both keeps the number loaded."""
+    allow = _instruction(_RETURN, _ALLOW)
+    no_family = _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
+    no_protocol = _instruction(_RETURN, _ERRNO | errno.EPROTONOSUPPORT)
+    family, protocol = _instruction(_LOAD, _ARGUMENT_AT), _instruction(_LOAD, _ARGUMENT_AT + 16)
+    netlink = protocol + _one_of((_ROUTE,), 1) + no_protocol + allow
+    inet = protocol + _one_of(_INET_PROTOCOLS, 1) + no_protocol + allow
+    unix = allow
+    size = _instruction_count
+    chosen = family + _one_of((_UNIX,), 3 + 1) + _one_of((_INET, _INET6), 1 + 1 + size(unix))
+    chosen += _one_of((_NETLINK,), 1 + size(unix) + size(inet)) + no_family
+    body = chosen + unix + inet + netlink
+    pair = family + _one_of((_UNIX,), 1) + no_family + allow
+    code = _instruction(_EQUAL, table.socket, 0, size(body)) + body
+    return code + _instruction(_EQUAL, table.socketpair, 0, size(pair)) + pair
+
+
+def _instruction_count(code: bytes) -> int:
+    return len(code) // 8
 
 
 def program(machine: str = "") -> bytes:
@@ -219,9 +260,5 @@ def program(machine: str = "") -> bytes:
     code += _instruction(_EQUAL, table.ioctl, 0, 5) + _instruction(_LOAD, _ARGUMENT_AT + 8)
     code += _instruction(_EQUAL, _TIOCSTI, 1, 0) + _instruction(_EQUAL, _TIOCLINUX, 0, 1)
     code += _instruction(_RETURN, _ERRNO | errno.EPERM) + reload_number
-    families = len(_ALLOWED_FAMILIES)
-    code += _instruction(_EQUAL, table.socket, 0, families + 2) + _instruction(_LOAD, _ARGUMENT_AT)
-    for position, family in enumerate(_ALLOWED_FAMILIES):
-        code += _instruction(_EQUAL, family, families - position, 0)
-    code += _instruction(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
+    code += _socket_rules(table)
     return code + _instruction(_RETURN, _ALLOW)

@@ -68,6 +68,32 @@ def test_sockets_are_allowed_by_family(machine):
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_sockets_are_allowed_by_protocol(machine):
+    table, code = seccomp.ARCHITECTURES[machine], seccomp.program(machine)
+
+    def verdict(family, protocol):
+        return decide(code, arch=table.audit, number=table.socket, arguments=(family, 1, protocol))
+
+    for family in (2, 10):
+        allowed = {protocol for protocol in range(300) if verdict(family, protocol) == ALLOW}
+        assert allowed == {0, 1, 6, 17, 58}
+        assert verdict(family, 132) == refusal(errno.EPROTONOSUPPORT)
+    assert {protocol for protocol in range(30) if verdict(16, protocol) == ALLOW} == {0}
+    assert verdict(1, 5) == ALLOW
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_pairs_of_sockets_are_local_only(machine):
+    table, code = seccomp.ARCHITECTURES[machine], seccomp.program(machine)
+    allowed = {
+        family
+        for family in range(50)
+        if decide(code, arch=table.audit, number=table.socketpair, arguments=(family,)) == ALLOW
+    }
+    assert allowed == {1}
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_typing_into_a_terminal_is_refused_and_other_ioctls_pass(machine):
     table, code = seccomp.ARCHITECTURES[machine], seccomp.program(machine)
     assert decide(code, arch=table.audit, number=table.ioctl, arguments=(0, 0x5412)) == refusal(errno.EPERM)
