@@ -8,10 +8,17 @@ from typing import Annotated
 
 import typer
 
-from deepswe.cli import tasks_import
+from deepswe.cli import tasks_commits, tasks_import, tasks_lock, tasks_rate, tasks_validate
 
 app = typer.Typer(help="What is to be solved.", no_args_is_help=True)
 app.command("import")(tasks_import.import_)
+app.command()(tasks_import.decontaminate)
+app.command()(tasks_commits.commits)
+app.command()(tasks_validate.validate)
+app.command()(tasks_lock.lock)
+app.command()(tasks_lock.restore)
+app.command()(tasks_rate.rate)
+app.command()(tasks_rate.split)
 
 
 @app.command()

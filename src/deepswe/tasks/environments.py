@@ -86,6 +86,7 @@ def resolve(
     *,
     constraints: Sequence[str] = (),
     before: date | None = None,
+    needs: bool = True,
 ) -> tuple[Package, ...]:
     """Exact packages that meet requirements, with hashes. Resolved once: the answer is kept in the cache.
 
@@ -95,14 +96,17 @@ def resolve(
         pip: how pip is called.
         constraints: further limits on whatever is chosen.
         before: leave out what the index says was published on this day or later.
+        needs: also what the requirements themselves require.
 
     Raises:
         BuildError: pip finds no such set.
     """
+    wanted_lines, limit_lines = sorted(set(requirements)), sorted(set(constraints))
     recipe = {
-        "requirements": sorted(set(requirements)),
-        "constraints": sorted(set(constraints)),
+        "requirements": wanted_lines,
+        "constraints": limit_lines,
         "before": before.isoformat() if before else "",
+        "needs": needs,
         "python": this_python(),
         "machine": this_machine(),
     }
@@ -110,10 +114,11 @@ def resolve(
 
     def build(place: Path) -> None:
         wanted, limits = place / "requirements.txt", place / "constraints.txt"
-        wanted.write_text("\n".join(recipe["requirements"]) + "\n")
-        limits.write_text("\n".join(recipe["constraints"]) + "\n")
+        wanted.write_text("\n".join(wanted_lines) + "\n")
+        limits.write_text("\n".join(limit_lines) + "\n")
         options = ["--quiet", "--dry-run", "--ignore-installed", "--report", str(place / _REPORT)]
         options += ["--uploaded-prior-to", before.isoformat()] if before else []
+        options += [] if needs else ["--no-deps"]
         files = ["--requirement", str(wanted), "--constraint", str(limits)]
         pip.run(f"resolution of {', '.join(requirements)}", ["install", *options, *files], path=tools)
         packages = _read_report(place / _REPORT)
@@ -155,7 +160,9 @@ def build_environment(environment: Environment, cache: LayerCache, pip: Pip, *, 
     key = key or environment.key
     if key in cache and not (cache.path(key) / "bin" / "python").exists():
         cache.remove(key)
-    return cache.build(key, lambda place: _fill(environment, place, pip))
+    place = cache.build(key, lambda place: _fill(environment, place, pip))
+    cache.note(key, {"environment": asdict(environment)})
+    return place
 
 
 def _fill(environment: Environment, place: Path, pip: Pip) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -101,6 +102,31 @@ class LayerCache:
         """Forget a layer; an absent one is ignored. The caller knows that no sandbox uses it."""
         shutil.rmtree(self._place(key), ignore_errors=True)
 
+    def note(self, key: str, origin: Mapping[str, object]) -> None:
+        """Keep what a layer was built from, beside it; the first note stands.
+
+        Raises:
+            BuildError: it cannot be written.
+        """
+        path = self._origins / f"{key}.json"
+        if path.exists():
+            return
+        temporary = path.with_name(f".{key}.{os.getpid()}.{threading.get_ident()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(origin), encoding="utf-8")
+            temporary.rename(path)
+        except OSError as error:
+            raise BuildError(self._explain(key, error)) from error
+
+    def origin(self, key: str) -> dict[str, object] | None:
+        """What `note` kept of a layer, or None."""
+        path = self._origins / f"{key}.json"
+        if not path.is_file():
+            return None
+        record: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+        return record
+
     def _build_locked(self, key: str, place: Path, builder: Builder) -> None:
         work = self._work / key
         shutil.rmtree(work, ignore_errors=True)
@@ -147,6 +173,10 @@ class LayerCache:
     @property
     def _layers(self) -> Path:
         return self.root / "layers"
+
+    @property
+    def _origins(self) -> Path:
+        return self.root / "origins"
 
     @property
     def _locks(self) -> Path:

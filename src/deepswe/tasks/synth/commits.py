@@ -67,6 +67,7 @@ class CommitPlan:
         tip: where the walk begins.
         tasks: stop after this many tasks; 0 searches on.
         commits: look at no more than this many commits; 0 looks at all.
+        candidates: run no more than this many; 0 runs all.
         limits: on the size of a commit.
         first_parent: see each merge into the main line as one change, and not the commits that it brings.
         dated: choose the versions of packages that were published before the commit's quarter ended, where the index
@@ -80,6 +81,7 @@ class CommitPlan:
     tip: str = "HEAD"
     tasks: int = 0
     commits: int = 0
+    candidates: int = 0
     limits: Limits = field(default_factory=Limits)
     first_parent: bool = False
     dated: bool = False
@@ -265,7 +267,7 @@ def search(
     verdicts: Counter[str] = Counter()
     rows: list[CommitRow] = []
     candidates = 0
-    progress.begin(f"Commits of {name}", plan.tasks or plan.commits or 0)
+    progress.begin(f"Commits of {name}", plan.tasks or plan.candidates or plan.commits)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="commits")
     try:
         for commit, future in _ahead(_submissions(history, plan, record, shop, pool), 2 * workers):
@@ -279,11 +281,12 @@ def search(
                     record.add(row)
                 if row.verdict == TASK:
                     rows.append(row)
-            if not plan.tasks:
-                progress.advance(note=f"{len(rows)} tasks of {candidates}")
-            elif not isinstance(row, str) and row.verdict == TASK:
-                progress.advance(note=f"{len(rows)} of {candidates} candidates")
-            if plan.tasks and len(rows) >= plan.tasks:
+            if plan.tasks:
+                step = int(not isinstance(row, str) and row.verdict == TASK)
+            else:
+                step = int(not isinstance(row, str) or not plan.candidates)
+            progress.advance(step, note=f"{len(rows)} tasks of {candidates} candidates")
+            if (plan.tasks and len(rows) >= plan.tasks) or (plan.candidates and candidates >= plan.candidates):
                 break
     finally:
         shop.stopped.set()

@@ -180,6 +180,7 @@ class History:
 
     def check_out(self, tree: str, place: Path) -> None:
         """Make a directory that only this function fills hold that tree; quick where it holds a similar one."""
+        place.mkdir(parents=True, exist_ok=True)
         index = self._place / hashlib.sha256(os.fsencode(place)).hexdigest()
         env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(place)}
         self._bytes("-c", "core.autocrlf=false", "read-tree", "--reset", "-u", tree, env=env)

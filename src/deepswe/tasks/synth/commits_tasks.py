@@ -39,6 +39,7 @@ def assemble(
     progress: Progress,
     *,
     split: str = "train",
+    url: str = "",
     pip: Pip | None = None,
 ) -> TaskSet:
     """The tasks of a search, with their layers built.
@@ -50,6 +51,7 @@ def assemble(
         cache: gets the layers.
         progress: told of each task.
         split: one for the whole repository.
+        url: of the repository, where it has one.
         pip: how pip is called, should an environment be gone from the cache.
 
     Raises:
@@ -63,7 +65,7 @@ def assemble(
         group = rows[start : start + SHARED_BY]
         anchor = history.tree(f"{group[-1].commit}^")
         for row in group:
-            tree = _lay_tree(history, anchor, history.tree(f"{row.commit}^"), name, cache)
+            tree = _lay_tree(history, anchor, history.tree(f"{row.commit}^"), name, cache, url)
             build_environment(row.environment, cache, pip or Pip())
             task, tests = _make(row, history, tree, name, split)
             tasks.append(task)
@@ -78,10 +80,19 @@ def tree_key(name: str, tree: str) -> str:
     return layer_key(f"tree-{name}", {"tree": tree})
 
 
-def build_tree(history: History, tree: str, name: str, cache: LayerCache) -> str:
-    """The layer of a git tree, built where it is missing; returns its key."""
+def build_tree(history: History, tree: str, name: str, cache: LayerCache, *, url: str = "") -> str:
+    """The layer of a git tree, built where it is missing; returns its key.
+
+    Args:
+        history: of a repository that holds the tree.
+        tree: its id.
+        name: of the repository.
+        cache: gets the layer.
+        url: from which others can have the repository, where it has one.
+    """
     key = tree_key(name, tree)
     cache.build(key, lambda place: _check_out(history, tree, place))
+    cache.note(key, {"git": {"name": name, "tree": tree, "url": url}})
     return key
 
 
@@ -92,7 +103,7 @@ def _check_out(history: History, tree: str, place: Path) -> None:
             path.unlink()
 
 
-def _lay_tree(history: History, anchor: str, tree: str, name: str, cache: LayerCache) -> _Tree:
+def _lay_tree(history: History, anchor: str, tree: str, name: str, cache: LayerCache, url: str) -> _Tree:
     """A tree as a difference from a shared one, or a layer of its own where text cannot say the difference."""
     old, new = history.files(anchor), history.files(tree)
     changed = {path: row for path, row in new.items() if old.get(path) != row}
@@ -100,8 +111,8 @@ def _lay_tree(history: History, anchor: str, tree: str, name: str, cache: LayerC
     texts = {path: history.text(ident) for path, (_, ident) in changed.items()} if modes <= {_PLAIN_MODE} else {}
     files = {path: text for path, text in texts.items() if text is not None}
     if len(files) < len(changed):
-        return _Tree(build_tree(history, tree, name, cache), {}, ())
-    return _Tree(build_tree(history, anchor, name, cache), files, tuple(sorted(set(old) - set(new))))
+        return _Tree(build_tree(history, tree, name, cache, url=url), {}, ())
+    return _Tree(build_tree(history, anchor, name, cache, url=url), files, tuple(sorted(set(old) - set(new))))
 
 
 def _make(row: CommitRow, history: History, tree: _Tree, name: str, split: str) -> tuple[Task, HiddenTests]:
