@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import functools
-import re
+import errno
+import random
 import secrets
-from pathlib import Path
 
 from deepswe.errors import DeepsweError, GradingError, boundary
+from deepswe.grading.patch import apply_options, can_fill_disk, refusal
 from deepswe.grading.report import Report, read_report
-from deepswe.grading.tree import ENVIRONMENT, ROOT, Workshop, lay_tree
+from deepswe.grading.run import RUN_ENVIRONMENT, runner_command, runner_input
+from deepswe.grading.scripted import grade_by_script
+from deepswe.grading.sentinels import mix_sentinels
+from deepswe.grading.tree import ROOT, Workshop, lay_tree, prepare_image
 from deepswe.sandbox.base import ExecResult, Sandbox
-from deepswe.tasks.task import HiddenTests, Runner, Task
+from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import Grade, Graded, Ungraded
 
 APPLY_TIMEOUT_S = 60.0
 PATCH = "/tmp/patch.diff"
-CONFIGURATION = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", "tox.ini", "setup.cfg", "pyproject.toml")
-"""Names of files that steer a test run; a patch may touch them only where the gold patch does."""
-TEST_DIRECTORIES = ("test", "tests")
-"""Directories whose files a patch may touch only where the gold patch does."""
-_TOUCHED = re.compile(r"^(?:--- a/|\+\+\+ b/|rename from |rename to )(.+?)\t?$", re.MULTILINE)
 _GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "LC_ALL": "C"}
+_REFUSED_CODES = (1, 128)
+"""What git exits with when a patch does not fit, or is none."""
+_MACHINE_WORDS = ("Input/output error", "Read-only file system", "Cannot allocate memory", "out of memory", "fork")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST)
+"""What a patch can do to the place of a hidden file."""
 
 
 async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop) -> Grade:
@@ -29,7 +33,8 @@ async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop)
 
     The patch is applied to the pristine tree in a sandbox of its own. Test files, files that steer test runs and
     whatever lies in a test directory stay as the task has them (but for what the gold patch touches); the hidden tests
-    are laid over. Reward 1 needs a complete report in which each F2P and P2P test passed.
+    are laid over, with tests among them that must fail (`deepswe.grading.sentinels`). Reward 1 needs a complete report
+    in which each F2P and P2P test passed and none of those did.
 
     Returns:
         `Graded` where the tests could be run, or could not because of the patch; `Ungraded` where the sandbox or the
@@ -37,8 +42,11 @@ async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop)
     """
     try:
         with boundary("grading", GradingError):
-            if not hidden.fail_to_pass + hidden.pass_to_pass:
+            if not hidden.tests:
                 raise GradingError(f"task {task.id} has no tests to grade by; give it fail_to_pass or pass_to_pass")
+            reason = refusal(patch, hidden) if patch else ""
+            if reason:
+                return Graded(0.0, _statuses(Report(), hidden), f"the patch does not apply: {reason}")
             async with workshop.open(task, "grade") as sandbox:
                 return await _grade(sandbox, patch, task, hidden)
     except DeepsweError as error:
@@ -46,100 +54,91 @@ async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop)
 
 
 async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) -> Grade:
+    data = patch.encode("utf-8", "surrogateescape")
     with boundary("grading.tree", GradingError):
-        await lay_tree(sandbox, task.repository, {PATCH: patch.encode()} if patch else None)
+        if task.image is not None:
+            await prepare_image(sandbox, task.image, for_agent=False)
+        await lay_tree(sandbox, task.repository, {PATCH: data} if patch else None)
     refused = await _apply(sandbox, patch, hidden) if patch else ""
     if refused:
         return Graded(0.0, _statuses(Report(), hidden), f"the patch does not apply: {refused}")
-    try:
-        await sandbox.write_files({f"{ROOT}/{path}": text.encode() for path, text in hidden.files.items()})
-    except OSError as error:
-        if not patch:
-            raise
-        return Graded(0.0, _statuses(Report(), hidden), f"the patch leaves no place for the hidden tests: {error}")
+    if hidden.runner == "script":
+        return await grade_by_script(sandbox, task, hidden)
+    mixed = mix_sentinels(hidden, random.SystemRandom())
+    with boundary("grading.tests", GradingError):
+        try:
+            await sandbox.write_files({f"{ROOT}/{path}": text.encode() for path, text in mixed.files.items()})
+        except OSError as error:
+            if not (error.errno in _IN_THE_WAY or (error.errno in _FULL and can_fill_disk(patch))):
+                raise
+            reason = f"the patch leaves no place for the hidden tests: {error}"
+            return Graded(0.0, _statuses(Report(), hidden), reason)
     nonce = secrets.token_hex(16)
     with boundary("grading.run", GradingError):
         result = await sandbox.exec(
-            runner_command(hidden.runner, task.repository.environment is not None),
+            runner_command(task.repository.environment is not None),
             timeout_s=hidden.timeout_s,
-            env={"PYTHONHASHSEED": "0", "PYTHONPATH": ""},
-            stdin=runner_request(nonce, task, hidden),
+            env=RUN_ENVIRONMENT,
+            stdin=runner_input(nonce, hidden.runner, task, hidden.arguments, mixed.tests),
             channel=True,
         )
-    return decide(result, read_report(result.channel, nonce), hidden)
+    return decide(result, read_report(result.channel, nonce), hidden, mixed.sentinels)
 
 
 async def _apply(sandbox: Sandbox, patch: str, hidden: HiddenTests) -> str:
-    """Apply the patch; why it cannot be, or ""."""
-    if not touched_paths(patch):
-        return "it names no file"
-    kept = [f"--exclude={_literal(path)}" for path in sorted(protected_paths(patch, hidden))]
-    command = ["git", "apply", "--whitespace=nowarn", "--allow-empty", *kept, PATCH]
+    """Apply what may be applied of the patch; why it cannot be, or "".
+
+    Raises:
+        GradingError: git itself could not work.
+    """
+    command = ["git", "apply", "--whitespace=nowarn", "--allow-empty", *apply_options(hidden), PATCH]
     with boundary("grading.apply", GradingError):
         result = await sandbox.exec(command, timeout_s=APPLY_TIMEOUT_S, env=_GIT)
-        if result.timed_out or result.exit_code in (126, 127, 137):
+        words = result.stderr.decode("utf-8", "replace").strip()
+        if result.timed_out or (result.exit_code and result.exit_code not in _REFUSED_CODES):
             raise GradingError(f"git apply did not run (exit code {result.exit_code}); install git where sandboxes run")
-    return (result.stderr.decode("utf-8", "replace").strip() or "it is malformed") if result.exit_code else ""
+        full = "No space left" in words or "quota exceeded" in words
+        if (full and not can_fill_disk(patch)) or any(word in words for word in _MACHINE_WORDS):
+            raise GradingError(f"git apply could not work: {words}")
+    return (words or "it is malformed") if result.exit_code else ""
 
 
-def touched_paths(patch: str) -> set[str]:
-    """The paths that a unified diff names."""
-    return set(_TOUCHED.findall(patch)) | set(re.findall(r"^diff --git a/(.+) b/\1$", patch, re.MULTILINE))
+def decide(result: ExecResult, report: Report, hidden: HiddenTests, sentinels: frozenset[str] = frozenset()) -> Grade:
+    """The verdict on a finished test run.
 
+    A run that did not begin, or whose reporter died where the code under test could not have ended it, is no verdict.
 
-def protected_paths(patch: str, hidden: HiddenTests) -> set[str]:
-    """The paths of a patch that stay as the task has them."""
-    tests = {test.split("::")[0] for test in hidden.fail_to_pass + hidden.pass_to_pass} | set(hidden.files)
-    gold = touched_paths(hidden.gold_patch)
-    return {
-        path for path in touched_paths(patch) if path in tests or (path not in gold and _steers_tests(path.split("/")))
-    }
-
-
-def _steers_tests(parts: list[str]) -> bool:
-    return parts[-1] in CONFIGURATION or any(part in TEST_DIRECTORIES for part in parts[:-1])
-
-
-def _literal(path: str) -> str:
-    """A path as a pattern of git that matches it alone."""
-    return re.sub(r"([\\*?\[\]])", r"\\\1", path)
-
-
-@functools.cache
-def _runner_source(runner: str) -> str:
-    return (Path(__file__).parent / "runner" / f"{runner}_runner.py").read_text(encoding="utf-8")
-
-
-def runner_command(runner: Runner, environment: bool) -> list[str]:
-    """How the runner is started; without an environment Python needs no `site`, which saves half of its start."""
-    python = [f"{ENVIRONMENT}/bin/python"] if environment else ["python3", "-S"]
-    return [*python, "-s", "-B", "-c", _runner_source(runner)]
-
-
-def runner_request(nonce: str, task: Task, hidden: HiddenTests) -> bytes:
-    """The runner's standard input."""
-    tests = list(dict.fromkeys(hidden.fail_to_pass + hidden.pass_to_pass))
-    return repr((nonce, ROOT, task.repository.pythonpath, hidden.arguments, tests)).encode()
-
-
-def decide(result: ExecResult, report: Report, hidden: HiddenTests) -> Grade:
-    """The verdict on a finished test run."""
+    Args:
+        result: of the runner.
+        report: what it reported.
+        hidden: the wanted tests, and the status that each must have.
+        sentinels: ids of tests that ran among them and must not pass.
+    """
     if report.broken or not report.started:
         words = report.broken or result.stderr.decode("utf-8", "replace").strip()[-500:]
         return Ungraded(f"the test runner did not start (exit code {result.exit_code}): {words}", "grading.runner")
     statuses = _statuses(report, hidden)
     if result.timed_out:
         return Graded(0.0, statuses, f"the tests took more than {hidden.timeout_s:.0f} s")
+    if report.guarded and not report.ended:
+        return Ungraded(f"the reporter of the tests died (exit code {result.exit_code})", "grading.reporter")
     if report.problem:
         return Graded(0.0, statuses, f"{report.problem} (exit code {result.exit_code})")
-    bad = [test for test, status in statuses.items() if status != "passed"]
-    if not bad:
-        return Graded(1.0, statuses)
-    first = f"{bad[0]} {statuses[bad[0]]}"
-    if report.details.get(bad[0]):
-        first += f" ({report.details[bad[0]].splitlines()[0]})"
-    return Graded(0.0, statuses, f"{len(bad)} of {len(statuses)} tests did not pass: {first}")
+    if any(report.statuses.get(test) == "passed" for test in sentinels):
+        return Graded(0.0, statuses, "forged: a test that must fail was reported as passed")
+    bad = [test for test, status in statuses.items() if status != hidden.expected.get(test, "passed")]
+    if bad:
+        first = f"{bad[0]} {statuses[bad[0]]}"
+        if report.details.get(bad[0]):
+            first += f" ({report.details[bad[0]].splitlines()[0]})"
+        return Graded(0.0, statuses, f"{len(bad)} of {len(statuses)} tests did not pass: {first}")
+    if any(report.statuses.get(test, "missing") not in ("failed", "error") for test in sentinels):
+        return Graded(0.0, statuses, "forged: a test that must fail was kept from running")
+    unasked = sorted(set(report.statuses) - set(hidden.tests) - sentinels)
+    if unasked:
+        return Graded(0.0, statuses, f"forged: a test was reported that nobody asked for ({unasked[0]})")
+    return Graded(1.0, statuses)
 
 
 def _statuses(report: Report, hidden: HiddenTests) -> dict[str, str]:
-    return {test: report.statuses.get(test, "missing") for test in hidden.fail_to_pass + hidden.pass_to_pass}
+    return {test: report.statuses.get(test, "missing") for test in hidden.tests}

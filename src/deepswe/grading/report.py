@@ -2,17 +2,19 @@
 
 One record a line: `NONCE SEQUENCE KIND STATUS ID DETAIL`, the last two in hexadecimal UTF-8 (`-` if empty).
 
-    begin     the runner is ready and has imported nothing of the repository yet
+    begin     the runner is ready and has imported nothing of the repository yet; its detail is "guarded" where code
+              under test cannot end the reporter
     broken    the runner cannot work, such as without pytest
     test      the status of one test
     part      a subtest that did not pass
     fixture   an error in the clean-up after a test
-    end       the last record; `tampered` where the code under test replaced a part of the test framework
+    changed   a part of the test framework was found replaced after this test
+    end       the last record; `tampered` where the code under test replaced a part of the test framework or a test
+              file, `incomplete` where it left before its last test
 
-The nonce is fresh for each run and never in a file, an argument or a variable of the environment; a line that does not
-carry it, a missing number in the sequence or a record after the end makes the report unusable. What this does not
-stop: code under test that walks the frames of its own process to find the reporting function. It runs in the same
-process as its tests, so that no in-process report can be proof against it.
+The nonce is fresh for each run. It and the channel are in a process that runs no code under test (`runner/core.py`); a
+line that does not carry it, a missing number in the sequence or a record after the end makes the report unusable.
+What a record says still comes from the process that runs the tests; `deepswe.grading.sentinels` is for that.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ STATUSES = ("passed", "xpassed", "xfailed", "skipped", "failed", "error")
 """From best to worst; the worst record of a test is its status."""
 _ENDS = {
     "ok": "",
-    "tampered": "the code under test replaced a part of the test framework",
-    "incomplete": "the run failed",
+    "tampered": "the code under test meddled with the run:",
+    "incomplete": "the run ended before its report was complete:",
 }
 _ALLOWED: Mapping[str, tuple[str, ...]] = {
     "begin": ("ok",),
@@ -33,6 +35,7 @@ _ALLOWED: Mapping[str, tuple[str, ...]] = {
     "test": STATUSES,
     "part": ("failed",),
     "fixture": ("error",),
+    "changed": ("error",),
     "end": tuple(_ENDS),
 }
 """Kind of a record -> the statuses that it may have."""
@@ -46,6 +49,8 @@ class Report:
         statuses: test id -> status, of the tests that were reported.
         details: test id -> one line about why it did not pass.
         started: the runner itself was ready.
+        guarded: from then on, code under test could not end the reporter.
+        ended: the reporter wrote its last record, whatever it says.
         problem: why the report is no complete and consistent one; "" if it is.
         broken: why the runner itself could not work; "" if it could.
     """
@@ -53,6 +58,8 @@ class Report:
     statuses: Mapping[str, str] = field(default_factory=dict)
     details: Mapping[str, str] = field(default_factory=dict)
     started: bool = False
+    guarded: bool = False
+    ended: bool = False
     problem: str = ""
     broken: str = ""
 
@@ -84,7 +91,10 @@ def read_report(data: bytes, nonce: str) -> Report:
             details.setdefault(record.test, record.detail)
     started = bool(records) and records[0].kind == "begin"
     broken = next((record.detail for record in records if record.kind == "broken"), "")
-    return Report(statuses, details, started, problem or _closing_problem(records), broken)
+    guarded = started and records[0].detail == "guarded"
+    ended = bool(records) and records[-1].kind == "end"
+    problem = problem or _tampering(records) or _closing_problem(records)
+    return Report(statuses, details, started, guarded, ended, problem, broken)
 
 
 def _read_records(data: bytes, nonce: str) -> tuple[list[_Record], str]:
@@ -113,6 +123,11 @@ def _read_record(line: bytes, nonce: str, number: int) -> _Record | None:
     if status not in _ALLOWED.get(kind, ()):
         return None
     return _Record(kind, status, test, detail)
+
+
+def _tampering(records: list[_Record]) -> str:
+    changed = next((record.detail for record in records if record.kind == "changed"), None)
+    return "" if changed is None else f"the code under test replaced a part of the test framework: {changed}"
 
 
 def _closing_problem(records: list[_Record]) -> str:

@@ -113,10 +113,7 @@ def test_a_patch_that_does_not_apply_is_worth_nothing(workshop: Workshop) -> Non
         ("import os\nos.kill(os.getpid(), 9)\n", "before its report was complete"),
         ("import unittest\nunittest.TestCase.assertEqual = lambda *a: None\n", "replaced a part"),
         ("import unittest\nunittest.TestCase.run = lambda *a: None\n", "replaced a part"),
-        (
-            WRITES_EVERYWHERE,
-            "not a record",
-        ),
+        (WRITES_EVERYWHERE, "something else wrote"),
         ("print('tests/test_shop.py::A::test_double PASSED')\n", "did not pass"),
         ("syntax error", "cannot be imported"),
         ("import os\nif os.fork() == 0:\n    pass\nelse:\n    os._exit(0)\n", "before its report was complete"),

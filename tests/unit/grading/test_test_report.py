@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepswe.grading.grade import decide, protected_paths, touched_paths
+from deepswe.grading.grade import decide
 from deepswe.grading.report import STATUSES, Report, read_report
 from deepswe.sandbox.base import ExecResult
 from deepswe.tasks.task import HiddenTests
@@ -42,7 +44,8 @@ def test_a_complete_report_gives_each_status() -> None:
         (report(*GOOD[:2]) + record(5, "end", "ok"), "line 3"),
         (report(*GOOD[:1]) + record(1, "test", "passed", "a::x", nonce="f0") + record(2, "end", "ok"), "line 2"),
         (report(*GOOD[:2], *GOOD[1:]), "a::x was reported twice"),
-        (report(("begin", "ok"), ("test", "passed", "a"), ("end", "tampered")), "replaced a part"),
+        (report(("begin", "ok"), ("test", "passed", "a"), ("end", "tampered")), "meddled"),
+        (report(*GOOD[:2], ("changed", "error", "", "case.run"), GOOD[3]), "replaced a part"),
         (report(*GOOD[1:]), "did not start"),
         (b"", "did not start"),
     ],
@@ -112,8 +115,40 @@ def test_a_runner_that_cannot_start_is_no_verdict() -> None:
     assert isinstance(decide(DONE, Report(started=False, broken="no pytest"), HIDDEN), Ungraded)
 
 
-def test_a_patch_touches_tests_and_their_configuration_only_where_the_gold_patch_does() -> None:
-    paths = ("tests/test_a.py", "tests/new/x.py", "conftest.py", "p/conftest.py", "setup.cfg", "src/a.py", "testing.py")
-    patch = "".join(f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n" for path in paths)
-    assert touched_paths(patch) == set(paths)
-    assert protected_paths(patch, HIDDEN) == {"tests/test_a.py", "tests/new/x.py", "conftest.py", "p/conftest.py"}
+SENTINELS = frozenset({"a::s"})
+
+
+def reason(report: Report) -> str:
+    verdict = decide(DONE, report, HIDDEN, SENTINELS)
+    assert isinstance(verdict, Graded)
+    assert verdict.reward == (0.0 if verdict.reason else 1.0)
+    assert set(verdict.statuses) == {"a::x", "a::y"}
+    return verdict.reason
+
+
+def test_a_reward_needs_the_sentinels_to_fail() -> None:
+    passed = {"a::x": "passed", "a::y": "passed"}
+    for status in ("failed", "error"):
+        assert reason(Report({**passed, "a::s": status}, started=True)) == ""
+    assert "forged" in reason(Report({**passed, "a::s": "passed"}, started=True))
+    assert "forged" in reason(Report({**passed, "a::s": "skipped"}, started=True))
+    assert "forged" in reason(Report(passed, started=True))
+    assert "nobody asked for" in reason(Report({**passed, "a::s": "failed", "b::z": "passed"}, started=True))
+
+
+def test_the_death_of_a_guarded_reporter_is_no_verdict() -> None:
+    data = record(0, "begin", "ok", "", "guarded") + record(1, "test", "passed", "a::x")
+    verdict = decide(ExecResult(137, b"", b""), read_report(data, NONCE), HIDDEN)
+    assert verdict == Ungraded("the reporter of the tests died (exit code 137)", "grading.reporter")
+    unguarded = record(0, "begin", "ok", "", "unguarded") + record(1, "test", "passed", "a::x")
+    assert isinstance(decide(ExecResult(137, b"", b""), read_report(unguarded, NONCE), HIDDEN), Graded)
+    late = decide(ExecResult(137, b"", b"", timed_out=True), read_report(data, NONCE), HIDDEN)
+    assert isinstance(late, Graded)
+
+
+def test_a_task_may_expect_another_status() -> None:
+    hidden = replace(HIDDEN, expected={"a::y": "failed"})
+    assert decide(DONE, Report({"a::x": "passed", "a::y": "failed"}, started=True), hidden).kind == "graded"
+    verdict = decide(DONE, Report({"a::x": "passed", "a::y": "failed"}, started=True), hidden)
+    assert isinstance(verdict, Graded)
+    assert verdict.reward == 1
