@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -123,6 +124,9 @@ class Trajectory:
         phase: "imitation", "train" or the name of an evaluation, such as "before".
         step: the training step (or 0) whose batch it belongs to.
         spans: the append-only stream. Concatenated, it is exactly what the engine saw.
+        starts: where the history of a later turn was shortened (thinking stripped), the indices of the spans at which
+            a new token sequence begins, with that turn's whole context as one span that is not sampled; see
+            `sequences`.
         artifact: what the attempt produced; for a SWE task the unified diff that was graded and is submitted.
         seed: seeds this attempt's sampling.
         retries: infrastructure failures before this one.
@@ -143,6 +147,13 @@ class Trajectory:
     retries: int = 0
     wall_s: float = 0.0
     tags: Mapping[str, str] = field(default_factory=dict)
+    starts: tuple[int, ...] = ()
+
+    @property
+    def sequences(self) -> tuple[tuple[TokenSpan, ...], ...]:
+        """The spans of each token sequence that the engine saw: one, unless the history was shortened on the way."""
+        bounds = (0, *self.starts, len(self.spans))
+        return tuple(self.spans[first:end] for first, end in pairwise(bounds))
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -156,7 +167,7 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        """Tokens in the stream."""
+        """Tokens in the stream, of all its sequences."""
         return sum(len(span.tokens) for span in self.spans)
 
     @property

@@ -1,36 +1,43 @@
-"""Packing: trajectories -> training samples -> padded micro-batches under a token budget.
+"""Packing: trajectories -> training samples -> micro-batches under a token budget.
 
-Samples are sorted by length and padded on the right. With causal attention a token never looks at what is right of
-it, so padding needs no mask, and attention takes its fast path; measured, this beats one packed row with a
+Padded: samples are sorted by length and padded on the right. With causal attention a token never looks at what is right
+of it, so padding needs no mask, and attention takes its fast path; measured, this beats one packed row with a
 block-diagonal mask on a CPU, at a padding share of a few per cent.
+
+Packed: samples stand end to end in one row whose positions start anew with each; the model's attention must keep them
+apart by these (those of `transformers` do). No token is padding, so it pays where lengths differ much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from deepswe.types import Trajectory
+from deepswe.algorithms.filters import turns
+from deepswe.types import TokenSpan, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One trajectory as tensors of its own length L.
+    """One token sequence of a trajectory as tensors of its own length L. Most trajectories have one.
 
     Attributes:
         tokens_L: ids, int64.
         mask_L: bool; the tokens in the loss. Never the first, which nothing predicts.
         sampler_logp_L: float32 log-probs of the sampler, 0 where not sampled.
-        advantage: of the whole trajectory.
+        advantage_L: float32; 0 where not in the loss.
+        turn_L: int64, the turn of each token in the loss; -1 elsewhere.
     """
 
     tokens_L: Tensor
     mask_L: Tensor
     sampler_logp_L: Tensor
-    advantage: float
+    advantage_L: Tensor
+    turn_L: Tensor
 
     @property
     def length(self) -> int:
@@ -43,35 +50,62 @@ class TrainingSample:
         return int(self.mask_L.sum())
 
 
-def make_sample(trajectory: Trajectory, advantage: float, *, all_tokens: bool = False) -> TrainingSample:
-    """The stream of a trajectory as a sample; exactly the tokens that the engine saw, cut after the last trained one.
+def make_samples(
+    trajectory: Trajectory, advantages: Sequence[float] = (), *, all_tokens: bool = False
+) -> tuple[TrainingSample, ...]:
+    """The sequences of a trajectory as samples: exactly the tokens that the engine saw, cut after the last trained one.
 
     Args:
         trajectory: at least one token.
-        advantage: of the whole trajectory.
+        advantages: one a turn; none is 0 for each.
         all_tokens: put every token into the loss, not only the sampled ones (language modelling).
     """
+    samples, first = [], 0
+    for spans in trajectory.sequences:
+        numbers = [turn + first if turn >= 0 else -1 for turn in turns(spans)]
+        first = max([first, *(turn + 1 for turn in numbers)])
+        samples.append(_make_sample(spans, numbers, advantages, all_tokens))
+    return tuple(samples)
+
+
+def _make_sample(
+    spans: Sequence[TokenSpan], numbers: Sequence[int], advantages: Sequence[float], all_tokens: bool
+) -> TrainingSample:
     tokens: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
-    for span in trajectory.spans:
+    worth: list[float] = []
+    turn_of: list[int] = []
+    for span, turn in zip(spans, numbers, strict=True):
+        count = len(span.tokens)
         tokens.extend(span.tokens)
-        mask.extend([span.sampled or all_tokens] * len(span.tokens))
-        logprobs.extend(span.logprobs if span.sampled else [0.0] * len(span.tokens))
+        mask.extend([span.sampled or all_tokens] * count)
+        logprobs.extend(span.logprobs if span.sampled else [0.0] * count)
+        worth.extend([advantages[turn] if advantages and turn >= 0 else 0.0] * count)
+        turn_of.extend([turn] * count)
     mask[:1] = [False]
+    worth[:1], turn_of[:1] = [0.0], [-1]
     end = max((i + 1 for i, trained in enumerate(mask) if trained), default=len(mask))
-    return TrainingSample(torch.tensor(tokens[:end]), torch.tensor(mask[:end]), torch.tensor(logprobs[:end]), advantage)
+    return TrainingSample(
+        torch.tensor(tokens[:end]),
+        torch.tensor(mask[:end]),
+        torch.tensor(logprobs[:end]),
+        torch.tensor(worth[:end]),
+        torch.tensor(turn_of[:end]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """B samples padded on the right to the longest, T tokens, and their N trained tokens in row order.
+    """B rows of T tokens, and their N trained tokens in row order.
 
     Attributes:
         tokens_BT: ids; 0 where padded.
         mask_BT: bool; tokens in the loss.
         sampler_logp_N, advantage_N: of each trained token.
-        row_N: the row of each trained token.
+        row_N: the sample of each trained token, in the order in which they were collated.
+        turn_N: its turn.
+        position_BT: positions, which start anew with each sample of a packed row; None where each row is one sample.
     """
 
     tokens_BT: Tensor
@@ -79,27 +113,28 @@ class MicroBatch:
     sampler_logp_N: Tensor
     advantage_N: Tensor
     row_N: Tensor
+    turn_N: Tensor
+    position_BT: Tensor | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
-        return MicroBatch(
-            self.tokens_BT.to(device),
-            self.mask_BT.to(device),
-            self.sampler_logp_N.to(device),
-            self.advantage_N.to(device),
-            self.row_N.to(device),
-        )
+        held = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(self, **{name: value.to(device) for name, value in held.items() if value is not None})
 
 
-def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Partition the indices of `lengths` into micro-batches, longest first, so that rows x longest <= budget.
+def split_by_tokens(lengths: Sequence[int], budget: int, *, packed: bool = False) -> list[list[int]]:
+    """Partition the indices of `lengths` into micro-batches, longest first, of at most `budget` tokens.
 
+    Padded, these are rows x longest. Packed, they are the sum; each sample goes into the first row with room for it.
     A sample longer than the budget gets a micro-batch of its own.
 
     Args:
         lengths: tokens of each sample.
         budget: most tokens of a micro-batch, padding included.
+        packed: how they will be collated.
     """
+    if packed:
+        return _first_fit(lengths, budget)
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     batches: list[list[int]] = []
     for index in order:
@@ -110,26 +145,48 @@ def split_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
-def collate(samples: Sequence[TrainingSample]) -> MicroBatch:
-    """Pad samples on the right into one micro-batch.
+def _first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        place = next((at for at, left in enumerate(room) if lengths[index] <= left), None)
+        if place is None:
+            batches.append([index])
+            room.append(budget - lengths[index])
+        else:
+            batches[place].append(index)
+            room[place] -= lengths[index]
+    return batches
+
+
+def collate(samples: Sequence[TrainingSample], *, packed: bool = False) -> MicroBatch:
+    """Samples as one micro-batch, padded on the right or, if `packed`, end to end in one row.
 
     Args:
         samples: at least one.
+        packed: which of the two.
     """
-    shape = (len(samples), max(sample.length for sample in samples))
-    tokens_BT = torch.zeros(shape, dtype=torch.int64)
-    mask_BT = torch.zeros(shape, dtype=torch.bool)
-    logp_BT = torch.zeros(shape)
-    for row, sample in enumerate(samples):
-        tokens_BT[row, : sample.length] = sample.tokens_L
-        mask_BT[row, : sample.length] = sample.mask_L
-        logp_BT[row, : sample.length] = sample.sampler_logp_L
-    row_N = mask_BT.nonzero()[:, 0]
-    advantage_B = torch.tensor([sample.advantage for sample in samples])
-    return MicroBatch(tokens_BT, mask_BT, logp_BT[mask_BT], advantage_B[row_N], row_N)
+    rows = [torch.full((sample.trained,), row) for row, sample in enumerate(samples)]
+
+    def trained(name: str) -> Tensor:
+        return torch.cat([getattr(sample, name)[sample.mask_L] for sample in samples])
+
+    def whole(name: str) -> Tensor:
+        parts = [getattr(sample, name) for sample in samples]
+        return torch.cat(parts)[None] if packed else pad_sequence(parts, batch_first=True)
+
+    return MicroBatch(
+        tokens_BT=whole("tokens_L"),
+        mask_BT=whole("mask_L"),
+        sampler_logp_N=trained("sampler_logp_L"),
+        advantage_N=trained("advantage_L"),
+        row_N=torch.cat(rows),
+        turn_N=trained("turn_L"),
+        position_BT=torch.cat([torch.arange(sample.length) for sample in samples])[None] if packed else None,
+    )
 
 
 def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
-    """Share of the computed tokens that are padding; 0 for no batches."""
+    """Share of the computed tokens that are padding, if padded; 0 for no batches."""
     computed = sum(len(batch) * max(lengths[index] for index in batch) for batch in batches)
     return 1.0 - sum(lengths[index] for batch in batches for index in batch) / computed if computed else 0.0

@@ -49,6 +49,7 @@ def load_trajectory(line: bytes | str) -> Trajectory:
         record["steps"] = tuple(_load_step(step) for step in record["steps"])
         record["grade"] = (Graded if record["grade"]["kind"] == "graded" else Ungraded)(**record["grade"])
         record["ending"] = Ending(record["ending"])
+        record["starts"] = tuple(record.get("starts", ()))
         return Trajectory(**record)
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(f"not a trajectory record ({error}); the line begins {line[:80]!r}") from error

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from deepswe.algorithms.packing import make_sample
+from deepswe.algorithms.packing import make_samples
 from deepswe.config import ImitationConfig, TrainingConfig
 from deepswe.errors import TrainingError
-from deepswe.training.forward import TokenScorer
+from deepswe.training.forward import TokenScorer, check_packing
 from deepswe.training.learner import make_mini_batch
 from deepswe.training.optimiser import Decay, Optimiser
 from deepswe.types import Trajectory
@@ -52,6 +52,9 @@ class Imitation:
         self.model = model.eval()
         self.config = config
         self._budget = training.tokens_per_microbatch
+        self._packed = training.packing == "packed"
+        if self._packed:
+            check_packing(model)
         self._seed = seed
         self._scorer = TokenScorer(model, bfloat16=bfloat16)
         self._optimiser = Optimiser(
@@ -107,14 +110,14 @@ class Imitation:
 
     def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         started = time.perf_counter()
-        samples = [make_sample(t, 0.0, all_tokens=self.config.train_on == "all") for t in trajectories]
         mini = make_mini_batch(
-            [sample for sample in samples if sample.trained],
+            [make_samples(t, all_tokens=self.config.train_on == "all") for t in trajectories],
             normalisation="token_mean",
-            trajectories=len(samples),
+            trajectories=len(trajectories),
             length=1,
             budget=self._budget,
             device=next(self.model.parameters()).device,
+            packed=self._packed,
         )
         loss = entropy = 0.0
         for batch in mini.batches:

@@ -3,14 +3,14 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from deepswe.algorithms.packing import collate, make_sample
+from deepswe.algorithms.packing import collate, make_samples
 from deepswe.errors import TrainingError
 from deepswe.training import forward
-from deepswe.training.forward import TokenScorer
+from deepswe.training.forward import TokenScorer, ValueHead, check_packing
 
 
 def batch_of(group):
-    return collate([make_sample(trajectory, 1.0) for trajectory in group])
+    return collate([sample for trajectory in group for sample in make_samples(trajectory, [1.0, 1.0])])
 
 
 def by_hand(model, group, temperature=1.0):
@@ -76,3 +76,44 @@ def test_entropy_is_that_of_the_whole_distribution(make_model, make_group):
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(TrainingError, match="Linear has no output embeddings; use a causal language model"):
         TokenScorer(nn.Linear(2, 2))
+
+
+def test_packed_samples_score_as_they_do_alone(make_model, make_group):
+    model, group = make_model().eval(), make_group([1, 0, 0, 1])
+    samples = [sample for trajectory in group for sample in make_samples(trajectory, [1.0, 1.0])]
+    scores = TokenScorer(model)(collate(samples, packed=True))
+    assert torch.allclose(scores.logp_N, by_hand(model, group), atol=1e-10)
+    check_packing(model)
+
+
+def test_a_model_whose_packed_samples_see_each_other_is_refused():
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0)
+    )
+
+    class Deaf(nn.Module):
+        def forward(self, input_ids, use_cache=False, position_ids=None):
+            return model(input_ids=input_ids, use_cache=use_cache)
+
+        parameters = model.parameters
+
+    with pytest.raises(TrainingError, match="lets packed samples see each other"):
+        check_packing(Deaf())
+
+
+def test_the_entropy_has_a_gradient_only_where_it_is_asked_for(make_model, make_group):
+    model, batch = make_model().eval(), batch_of(make_group([1, 0]))
+    assert not TokenScorer(model)(batch).entropy_N.requires_grad
+    assert TokenScorer(model, entropy_gradient=True)(batch).entropy_N.requires_grad
+
+
+def test_values_are_linear_in_the_hidden_state_before_each_token(make_model, make_group):
+    model, group = make_model().eval(), make_group([1])
+    head = ValueHead.on(model)
+    assert TokenScorer(model, values=head)(batch_of(group)).value_N.tolist() == [0.0] * group[0].sampled_length
+    nn.init.ones_(head.weight)
+    value_N = TokenScorer(model, values=head)(batch_of(group)).value_N
+    tokens = torch.tensor([t for span in group[0].spans for t in span.tokens])
+    hidden = model.model(input_ids=tokens[None]).last_hidden_state[0]
+    assert float(value_N[0].detach()) == pytest.approx(float(hidden[3].detach().sum()))  # four tokens of prompt

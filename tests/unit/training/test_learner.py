@@ -1,19 +1,25 @@
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from deepswe.config import AlgorithmConfig, TrainingConfig
+from deepswe.algorithms.filters import select_groups
+from deepswe.config import PRESETS, AlgorithmConfig, TrainingConfig
 from deepswe.errors import TrainingError
 from deepswe.training.learner import Learner
-from deepswe.types import Ending
+from deepswe.types import Ending, TokenSpan
 
 ROW = {
     *("loss", "grad_norm", "learning_rate", "entropy", "ratio", "clip_low", "clip_high", "kl_sampler", "updates"),
-    *("tokens", "trained_tokens", "padding_share", "groups", "groups_uniform", "seconds"),
-    *(f"trajectories_{name}" for name in ("total", "trained", "masked", "ungraded", "uniform", "lonely")),
+    *("tokens", "trained_tokens", "padding_share", "groups", "groups_uniform", "groups_informative", "seconds"),
+    *("ratio_max", "age_mean", "age_max", "advantage_mean", "advantage_std", "advantage_min", "advantage_max"),
+    *(
+        f"trajectories_{name}"
+        for name in ("total", "trained", "masked", "ungraded", "stale", "canary", "uniform", "lonely")
+    ),
 }
 
 
@@ -214,3 +220,154 @@ def test_decay_ends_with_the_last_step(make_model, make_group):
     subject = learner(make_model(), training={"steps": 4, "decay": "linear"})
     rates = [subject.update([make_group([1, 0, 0])])["learning_rate"] for _ in range(5)]
     assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3, 0.0])
+
+
+VARIANTS = {
+    **{name: {"preset": name} for name in PRESETS},
+    "sequence": {"ratio": "sequence", "clip_high": 1e3, "clip_low": 0.99},
+    "corrected": {"importance": "sequence_truncated", "old_logprobs": "learner", "importance_cap": 1.5},
+    "steps": {"advantage_level": "step", "discount": 0.9},
+    "ppo by turn": {"preset": "ppo", "advantage_level": "step", "gae_lambda": 0.9},
+    "penalties": {"kl": "k2", "kl_coefficient": 0.3, "entropy_coefficient": 0.1},
+}
+
+
+QUICK = ("gspo", "ppo by turn", "penalties")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(VARIANTS)]
+)
+def test_neither_micro_batches_nor_padding_nor_packing_change_an_update(make_model, make_group, name):
+    groups = [make_group([1, 0, 0, 1], seed=1), make_group([0, 1, 0], seed=2)]
+    moves, rows = [], []
+    for budget, packing in ((10_000, "padded"), (40, "padded"), (60, "packed")):
+        training = {"tokens_per_microbatch": budget, "packing": packing, "epochs": 2, "updates_per_step": 2}
+        moved, row = step_of(make_model, groups, training=training, **VARIANTS[name])
+        moves.append(moved)
+        rows.append(row)
+    assert float(moves[0].abs().max()) > 1e-4
+    for moved, row in zip(moves[1:], rows[1:], strict=True):
+        assert float((moved - moves[0]).abs().max()) < 1e-6
+        for key in row.keys() - {"seconds", "padding_share"}:
+            assert row[key] == pytest.approx(rows[0][key], abs=1e-6), key
+    assert rows[2]["padding_share"] == 0
+
+
+def test_epochs_and_mini_batches_make_that_many_updates_and_the_upper_bound_acts_in_them(make_model, make_group):
+    groups = [make_group([1, 0, 0], seed=s) for s in range(2)]
+    options = {"old_logprobs": "learner", "normalisation": "token_mean", "clip_high": 0.001, "clip_low": 0.001}
+    _, row = step_of(make_model, groups, training={"epochs": 3, "updates_per_step": 2}, **options)
+    assert row["updates"] == 6
+    assert row["clip_high"] > 0.05
+    assert row["clip_low"] > 0.05
+    assert row["ratio_max"] > 1.001
+    _, once = step_of(make_model, groups, **options)
+    assert (once["updates"], once["clip_high"], once["clip_low"], once["ratio_max"]) == (1, 0, 0, 1)
+
+
+def test_a_shortened_history_trains_each_turn_in_the_context_that_it_was_sampled_in(make_model, make_group):
+    """One trajectory of two sequences has the gradient of two one-turn trajectories with its advantage."""
+    whole = make_group([1, 0, 0])
+    cut = [
+        replace(t, spans=(*t.spans[:2], TokenSpan((1, 2, *t.spans[2].tokens), False), t.spans[3]), starts=(2,))
+        for t in whole
+    ]
+    parts = [
+        replace(t, attempt=2 * t.attempt + half, spans=spans, starts=())
+        for t in cut
+        for half, spans in enumerate(t.sequences)
+    ]
+    together = gradient_of(make_model, [cut], advantage="group_mean", normalisation="token_mean")
+    apart = gradient_of(make_model, [parts], advantage="group_mean", normalisation="token_mean")
+    assert float((together - apart).abs().max()) < 1e-9
+    assert float(together.abs().max()) > 1e-4
+
+
+def test_every_trajectory_weighs_the_same_however_many_sequences_it_has(make_model, make_group):
+    whole = make_group([1, 0])
+    cut = [replace(t, spans=(*t.spans[:2], TokenSpan((1, 2), False), t.spans[3]), starts=(2,)) for t in whole]
+    subject = learner(make_model(), normalisation="sequence_mean")
+    mini = subject._mini_batch(select_groups([cut], subject.algorithm))
+    sums = {}
+    for batch, denominators in zip(mini.batches, mini.denominators, strict=True):
+        for row, value in zip(batch.row_N.tolist(), denominators.tolist(), strict=True):
+            sums[row] = sums.get(row, 0.0) + 1 / value
+    assert sum(sums.values()) == pytest.approx(1.0)
+
+
+def test_the_divergence_from_the_start_is_zero_at_first_and_pulls_back_later(make_model, make_group):
+    group = make_group([1, 0, 0])
+    model = make_model(torch.float32)
+    subject = learner(model, normalisation="token_mean")
+    first = subject.update([group], measure_start=True)
+    assert first["kl_start"] == pytest.approx(0, abs=1e-7)
+    for _ in range(5):
+        assert "kl_start" not in subject.update([group])
+    assert subject.update([group], measure_start=True)["kl_start"] > 1e-4
+    held = learner(make_model(torch.float32), normalisation="token_mean", kl_coefficient=50.0)
+    for _ in range(6):
+        row = held.update([group])
+    assert row["kl_start"] < 0.5 * subject.update([group], measure_start=True)["kl_start"]
+
+
+def test_the_start_can_be_given_and_then_survives_a_resume(make_model, make_group):
+    group, start = make_group([1, 0, 0]), make_model(torch.float32, seed=3)
+    rows = []
+    for _ in range(2):
+        subject = learner(make_model(torch.float32), kl_coefficient=1.0)
+        subject.set_start(start.state_dict())
+        rows.append(subject.update([group]))
+    assert rows[0]["kl_start"] == rows[1]["kl_start"] > 0.01
+
+
+def test_an_entropy_bonus_raises_the_entropy(make_model, make_group):
+    entropies = []
+    for coefficient in (0.0, 5.0):
+        subject = learner(make_model(torch.float32), normalisation="token_mean", entropy_coefficient=coefficient)
+        for _ in range(5):
+            row = subject.update([make_group([1, 0, 0])])
+        entropies.append(row["entropy"])
+    assert entropies[1] > entropies[0] + 0.01
+
+
+@pytest.mark.parametrize("level", ["trajectory", "step"])
+def test_a_value_head_learns_the_mean_reward_and_is_part_of_the_state(make_model, make_group, level):
+    group = make_group([1, 0, 1, 0])
+    training = {"learning_rate": 3e-2, "grad_clip": 1.0}
+    options = {"preset": "ppo", "advantage_level": level, "training": training, "whiten": False}
+    subject = learner(make_model(torch.float32), **options)
+    rows = [subject.update([group]) for _ in range(8)]
+    # values of 0, so half the squared rewards: a mean over tokens, 12 of 26 in a success, or over turns
+    assert rows[0]["value_loss"] == pytest.approx(6 / 26 if level == "trajectory" else 0.25)
+    assert rows[0]["value_explained"] == pytest.approx(0)
+    assert rows[-1]["value_loss"] < 0.15
+    resumed = learner(make_model(torch.float32, seed=9), **options)
+    resumed.load_state_dict(copy.deepcopy(subject.state_dict()))
+    assert {**resumed.update([group]), "seconds": 0} == {**subject.update([group]), "seconds": 0}
+
+
+def test_a_disagreeing_sampler_is_corrected_by_bounded_weights(make_model, make_group):
+    group = make_group([1, 0, 0])
+    options = {"old_logprobs": "learner", "importance": "token_truncated", "importance_cap": 1.0}
+    _, row = step_of(make_model, [group], **options)
+    assert 0 < row["importance_mean"] < 1
+    assert 0 < row["importance_bound"] < 1
+    _, plain = step_of(make_model, [group], old_logprobs="learner")
+    assert "importance_mean" not in plain
+
+
+def test_the_row_says_how_old_the_samples_were_and_how_the_advantages_were_spread(make_model, make_group):
+    model, group = make_model(), make_group([1, 0])
+    subject = learner(model)
+    first, second = subject.update([group]), subject.update([group])
+    assert (first["age_mean"], second["age_mean"], second["age_max"]) == (0, 1, 1)
+    assert (first["advantage_min"], first["advantage_max"]) == (-1, 1)
+
+
+def test_stale_trajectories_train_nothing(make_model, make_group):
+    subject = learner(make_model(), max_age=1)
+    group = make_group([1, 0])
+    rows = [subject.update([group]) for _ in range(3)]
+    assert [row["updates"] for row in rows] == [1, 1, 0]
+    assert rows[2]["trajectories_stale"] == 2
