@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import signal
 from pathlib import Path
@@ -25,6 +26,7 @@ contexts: [{{name: test, context: {{cluster: test, user: test, namespace: deepsw
 
 
 async def serve(arguments: argparse.Namespace) -> None:
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # connections that are cut on purpose
     server = Server(Faults(**json.loads(arguments.faults)), arguments.simulate, arguments.token, arguments.warm)
     runner = web.AppRunner(server.app(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()

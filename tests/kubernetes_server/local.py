@@ -104,7 +104,7 @@ class Container:
         argv += ["/etc/passwd"]
         argv += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", "--ro-bind-try", "/etc/alternatives"]
         argv += ["/etc/alternatives"]
-        argv += self.mounts()
+        argv += ["--remount-ro", "/proc", *self.mounts()]
         for name, value in self.environment().items():
             argv += ["--setenv", name, value]
         return [*argv, "--chdir", self.spec.get("workingDir", "/"), "--", *self.command()]
@@ -130,6 +130,7 @@ class Container:
             words = f'exec: "{program}": executable file not found in $PATH'
             raise ContainerError("RunContainerError", f"failed to create containerd task: {words}")
         self.group = cgroups().take(self.limits())
+        self.oom_before = self.oom_kills()
         told, tell = os.pipe()
         rules = written(seccomp.program())
         passwd = written(PASSWD.encode())
@@ -162,10 +163,11 @@ class Container:
         await self.process.wait()
         self.words = self.tail()
         self.log.close()
-        self.out_of_memory = self.out_of_memory or (self.process.returncode != 0 and self.oom_kills() > 0)
+        self.out_of_memory = self.out_of_memory or (self.process.returncode != 0 and self.oom_kills() > self.oom_before)
         for session in [*self.sessions]:
-            with suppress(ProcessLookupError):
-                session.kill()
+            if session.returncode is None:  # not session.kill(), which may take the exit code from asyncio's watcher
+                with suppress(ProcessLookupError):
+                    os.kill(session.pid, signal.SIGKILL)
             await session.wait()
         self.give()
         self.ended.set()

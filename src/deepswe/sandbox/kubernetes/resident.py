@@ -391,6 +391,7 @@ def main(
     server.hide_memory()
     server.limit(["4=0"])
     os.umask(0o022)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as for any process 1, the kernel then drops it
     forbid(rules)
     pod = PodServer(key, listener)
     pod.adopt(Session(waiter, source, target, key))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -26,6 +27,9 @@ STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
 CHUNK = 1 << 17
 OPENING_S = 20.0
 """From the start of the command to its first answer."""
+PROBE_S = 10.0
+"""While an answer is awaited and nothing has come for so long, the server is asked to speak; any frame shows whether one
+before it was lost. Silent for as long again, the session is opened anew."""
 REPAIR_S = 60.0
 """How long a broken session is tried to be opened anew."""
 PATIENCE_S = 10.0
@@ -140,6 +144,7 @@ class Session:
         self._connection: _Connection | None = None
         self._task: asyncio.Task[None] | None = None
         self._death: PodDied | None = None
+        self._heard = 0.0
 
     async def open(self) -> None:
         """Open it for the first time.
@@ -312,20 +317,40 @@ class Session:
         self._outbox = asyncio.Queue()
         for call in sorted(self._asked):
             self._outbox.put_nowait(self._asked[call][0])
-        writing = asyncio.create_task(self._write(connection))
+        self._heard = time.monotonic()
+        helpers = [asyncio.create_task(self._write(connection)), asyncio.create_task(self._probe(connection))]
         try:
             while True:
-                for call, kind, fields in self._frames(await connection.read()):
+                data = await connection.read()
+                self._heard = time.monotonic()
+                for call, kind, fields in self._frames(data):
                     self._take(call, kind, fields)
         except Broke:
             pass
         finally:
             self._connection = None
-            writing.cancel()
-            await asyncio.wait((writing,))
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.wait(helpers)
             await connection.socket.close()
 
+    async def _probe(self, connection: _Connection) -> None:
+        """Find out that bytes were lost, or that the other end is gone, before a call's own time is over."""
+        asked = 0.0
+        while True:
+            await asyncio.sleep(PROBE_S)
+            quiet = time.monotonic() - self._heard
+            if not self._asked or quiet < PROBE_S:
+                continue
+            if asked > self._heard:
+                await connection.socket.close()
+                return
+            asked = time.monotonic()
+            self._outbox.put_nowait(server.pack(0, server.HELLO, server.number(self._pids))[4:])
+
     def _take(self, call: int, kind: int, fields: list[bytes]) -> None:
+        if kind == server.HELLO:
+            return
         self._arrived.append(call)
         _, answer = self._asked.get(call, (b"", None))
         if answer is not None and not answer.done():
