@@ -76,7 +76,7 @@ async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) 
     nonce = secrets.token_hex(16)
     with boundary("grading.run", GradingError):
         result = await sandbox.exec(
-            runner_command(task.repository.environment is not None),
+            runner_command(task),
             timeout_s=hidden.timeout_s,
             env=RUN_ENVIRONMENT,
             stdin=runner_input(nonce, hidden.runner, task, hidden.arguments, mixed.tests),

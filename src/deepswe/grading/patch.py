@@ -42,6 +42,7 @@ _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34,
 def apply_options(hidden: HiddenTests) -> list[str]:
     """Options of `git apply` under which it applies only what a patch may touch. The first match decides."""
     tests = {test.split("::")[0] for test in hidden.fail_to_pass + hidden.pass_to_pass} | set(hidden.files)
+    tests |= touched_paths(hidden.test_patch)
     options = [f"--exclude={_literal(path)}" for path in sorted(tests)]
     options += [f"--exclude={pattern}" for pattern in hidden.protected]
     options += [f"--include={_literal(path)}" for path in sorted(touched_paths(hidden.gold_patch))]

@@ -25,9 +25,11 @@ RUN_ENVIRONMENT: Mapping[str, str] = {
 _HEADER_BYTES = 64
 
 
-def runner_command(environment: bool) -> list[str]:
-    """How Python is started; without an environment it needs no `site`, which saves half of its start."""
-    python = [f"{ENVIRONMENT}/bin/python"] if environment else ["python3", "-S"]
+def runner_command(task: Task) -> list[str]:
+    """How Python is started; without packages it needs no `site`, which saves half of its start."""
+    python = ["python3", "-S"] if task.image is None else ["python"]
+    if task.repository.environment is not None:
+        python = [f"{ENVIRONMENT}/bin/python"]
     return [*python, "-s", "-B", "-c", _text("start")]
 
 
