@@ -238,7 +238,9 @@ async def errors_of_files_are_the_kernels(ground: Ground, sandbox: Sandbox) -> N
     await _raises(OSError, errno.EISDIR, "d", sandbox.write_files({"/testbed/d": b"x"}))
 
 
-async def _raises(kind: type[Exception], code: int, what: str, call: Awaitable[object]) -> None:
+async def _raises(
+    kind: type[Exception] | tuple[type[Exception], ...], code: int, what: str, call: Awaitable[object]
+) -> None:
     try:
         await call
     except kind as error:
@@ -246,8 +248,8 @@ async def _raises(kind: type[Exception], code: int, what: str, call: Awaitable[o
         expect(not code or found == code, f"{what} gives errno {found} instead of {code}")
         return
     except OSError as error:
-        raise CheckFailed(f"{what} gives {error!r} instead of {kind.__name__}") from error
-    raise CheckFailed(f"{what} gives no {kind.__name__}")
+        raise CheckFailed(f"{what} gives {error!r} instead of {kind}") from error
+    raise CheckFailed(f"{what} gives no {kind}")
 
 
 async def links_lead_within_the_sandbox_only(ground: Ground, sandbox: Sandbox) -> None:
@@ -258,7 +260,8 @@ async def links_lead_within_the_sandbox_only(ground: Ground, sandbox: Sandbox) -
     expect(await sandbox.read_file("/testbed/target") == b"through", "a write did not follow a link")
     for path in ground.secret_files:
         await sandbox.exec(["ln", "-sf", str(path), "secret"], timeout_s=WAIT_S)
-        await _raises(FileNotFoundError, 0, f"a link to {path} of this machine", sandbox.read_file("/testbed/secret"))
+        refused = (FileNotFoundError, PermissionError)  # an image may have a home of root that is closed
+        await _raises(refused, 0, f"a link to {path} of this machine", sandbox.read_file("/testbed/secret"))
     own = await sh(sandbox, "cat /etc/passwd")
     expect(await sandbox.read_file("/testbed/up") == own.stdout, "a link upwards shows another /etc/passwd")
 

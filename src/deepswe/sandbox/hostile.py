@@ -321,12 +321,16 @@ async def proc_and_sys_cannot_be_used_against_the_host(ground: Ground, sandbox: 
 import os
 for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sys/vm/drop_caches",
         "/proc/sys/kernel/modprobe", "/proc/sysrq-trigger", "/proc/irq/default_smp_affinity",
-        "/sys/kernel/uevent_helper", "/sys/power/state", "/proc/1/oom_score_adj", "/proc/1/attr/current"):
+        "/sys/kernel/uevent_helper", "/sys/power/state", "/proc/1/oom_score_adj"):
     try:
         descriptor = os.open(path, os.O_WRONLY)
         os.close(descriptor)
         print("can be written:", path)
     except OSError: pass
+try:  # anybody may open it; only a write says whether it takes one
+    descriptor = os.open("/proc/1/attr/current", os.O_WRONLY)
+    os.write(descriptor, b"exec unconfined"); print("the server's label can be written")
+except OSError: pass
 for path in ("/proc/kcore", "/proc/kmsg", "/dev/mem", "/dev/kmem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/loop0",
         "/dev/fuse", "/dev/kvm", "/dev/net/tun"):
     try:
