@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from aiodocker.containers import DockerContainer
 from aiodocker.stream import Stream
 
 from deepswe.config import ContainerConfig, SandboxConfig
-from deepswe.errors import SandboxDied, SandboxError, SandboxStartError, SandboxUnavailable
+from deepswe.errors import SandboxDied, SandboxError, SandboxStartError, SandboxUnavailable, SandboxUnsupported
 from deepswe.sandbox import container_boot, seccomp
 from deepswe.sandbox.base import EXPIRES, TASK, Layer, SandboxRecord, SandboxSpec
 from deepswe.sandbox.container_engine import FAILURES, GONE, Engine, EngineName, Images, find_engine
@@ -205,7 +205,7 @@ class Backend:
             sizes = await asyncio.to_thread(session.store.sizes, spec)
             image = await session.images.get(session.docker, spec.image or self._default)
             shown = await session.store.show(spec, spec.image or self._default, self._lasting(name, spec))
-            plan = make_plan(spec, self._own, self._default, sizes, shown)
+            plan = self._opened(make_plan(spec, self._own, self._default, sizes, shown))
             async with session.starts:
                 return await self._start(session, life, spec, plan, image, timeout_s)
         except TimeoutError as error:
@@ -219,6 +219,27 @@ class Backend:
         except BaseException:
             await self.stop(name)
             raise
+
+    def _opened(self, plan: Plan) -> Plan:
+        """Cover the image's /root, which is closed to others, by one of ours where something below it is shown.
+
+        Raises:
+            SandboxUnsupported: the engine cannot mount it.
+        """
+        if not plan.opened:
+            return plan
+        if plan.volumes:
+            raise SandboxUnsupported(
+                f"/root/{plan.opened[0]} is shown to user {plan.user}, who may not enter the image's /root; set "
+                f"sandbox.{self._engine.name}.user to 0:0"
+            )
+        root = self._directory / "root"
+        for place in plan.opened:
+            (root / place).mkdir(parents=True, exist_ok=True)
+            for directory in (root / place, *(root / place).parents):
+                if directory.is_relative_to(root):
+                    directory.chmod(0o755)
+        return replace(plan, binds=((str(root), "/root"), *plan.binds))
 
     def _lasting(self, name: str, spec: SandboxSpec) -> dict[str, str]:
         """Labels of what serves many sandboxes of the run."""

@@ -74,7 +74,7 @@ class Plan:
         binds: (source on the engine's machine, target) shown read-only.
         volumes: (name of a volume, target) shown read-only.
         hidden: directories covered by an empty one.
-        opened: directories covered by an empty one in which others are then shown.
+        opened: what is shown below /root, relative to it, to a user who may not pass through the image's own /root.
         copied: writable layers whose files are copied in, with their sizes in MiB.
         read_only: the image's files cannot be changed.
     """
@@ -124,7 +124,7 @@ def make_plan(
     own = spec.image not in ("", default_image)
     user = config.user or ("0:0" if own else DEFAULT_USER)
     room = disk_mib(spec.limits)
-    tmpfs = {"/tmp": room, HOME: room}
+    tmpfs = {"/tmp": room, "/var/tmp": room, HOME: room}
     copied = []
     pairs: list[tuple[Path, str]] = []
     hidden: list[str] = []
@@ -144,7 +144,8 @@ def make_plan(
         tmpfs[spec.workdir] = room
     if config.interpreter:
         pairs.append((Path(config.interpreter), BUNDLE))
-    opened = {"/root"} if user.split(":")[0] not in ("0", "root") else set()
+    closed = [target for _, target in pairs if _inside(target, ["/root"])] if user.split(":")[0] != "0" else []
+    opened = tuple(target.removeprefix("/root/") for target in closed)
     return Plan(
         image=spec.image or default_image,
         own=own,
@@ -154,7 +155,7 @@ def make_plan(
         binds=tuple((str(source.resolve()), target) for source, target in pairs if source not in shown),
         volumes=tuple((shown[source], target) for source, target in pairs if source in shown),
         hidden=tuple(hidden),
-        opened=tuple(top for top in sorted(opened) if any(_inside(target, [top]) for _, target in pairs)),
+        opened=opened,
         copied=tuple(copied),
         read_only=config.read_only and not own,
     )
@@ -253,7 +254,6 @@ def _host_config(plan: Plan, config: ContainerConfig, engine: str) -> dict[str, 
         "PidsLimit": limits.pids,
         "NanoCpus": int(limits.cpus * 1e9),
         "ShmSize": disk_mib(limits) << 20,
-        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
         "LogConfig": {"Type": "none", "Config": {}},
         "RestartPolicy": {"Name": "no", "MaximumRetryCount": 0},
         "Tmpfs": _tmpfs(plan, engine),
@@ -270,13 +270,13 @@ def _host_config(plan: Plan, config: ContainerConfig, engine: str) -> dict[str, 
 def _tmpfs(plan: Plan, engine: str) -> dict[str, str]:
     uid, _, gid = plan.user.partition(":")
     owner = f",uid={uid},gid={gid or uid}" if engine == "docker" and uid.isdigit() and (gid or uid).isdigit() else ""
+    whole = ",notmpcopyup" if engine == "podman" else ""  # else podman fills it with the image's files
     made = {}
     for target, size in plan.tmpfs.items():
-        mode = "1777" if target == "/tmp" or not owner else "755"
+        mode = "1777" if target in ("/tmp", "/var/tmp") or not owner else "755"
         inodes = f",nr_inodes={size * _INODES_PER_MIB}" if engine == "docker" else ""
-        made[target] = f"rw,exec,nosuid,nodev,size={size}m,mode={mode}{inodes}{owner}"
-    made |= dict.fromkeys(plan.hidden, "ro,nosuid,nodev,size=64k,mode=755")
-    return made | dict.fromkeys(plan.opened, "rw,nosuid,nodev,size=64k,mode=755")
+        made[target] = f"rw,exec,nosuid,nodev,size={size}m,mode={mode}{inodes}{owner}{whole}"
+    return made | dict.fromkeys(plan.hidden, f"ro,nosuid,nodev,size=64k,mode=755{whole}")
 
 
 def _bind(source: str, target: str) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def environment(spec: SandboxSpec, plan: Plan, layout: Layout, image_env: Sequen
         image_env: `NAME=value`, as the image has them.
     """
     image = {name: value for name, _, value in (item.partition("=") for item in image_env)}
-    user = "root" if plan.user.split(":")[0] in ("0", "root") else "agent"
+    user = "root" if plan.user.split(":")[0] == "0" else "agent"
     own = {"HOME": HOME, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash", "TERM": "dumb"}
     git = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
     made = {"LANG": "C.UTF-8", **image, **own, **git, **layout.env}
