@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from deepswe.cli import tasks_commits, tasks_import, tasks_lock, tasks_rate, tasks_validate
+from deepswe.cli import tasks_commits, tasks_import, tasks_lock, tasks_rate, tasks_synth, tasks_validate
 
 app = typer.Typer(help="What is to be solved.", no_args_is_help=True)
 app.command("import")(tasks_import.import_)
 app.command()(tasks_import.decontaminate)
+app.command()(tasks_synth.synth)
 app.command()(tasks_commits.commits)
 app.command()(tasks_validate.validate)
 app.command()(tasks_lock.lock)

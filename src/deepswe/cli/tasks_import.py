@@ -32,3 +32,32 @@ def import_(
     print(f"{imported.rows} rows, {len(imported.tasks.tasks)} tasks, {len(refused)} refused")
     if out is not None:
         print(f"{out}  {answer['hash']}")
+
+
+def decontaminate(
+    tasks: Annotated[Path, typer.Argument(metavar="SET", help="A task set: .parquet, .jsonl.zst or .jsonl.")],
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Rows of a benchmark, or a .txt list of repositories; may be repeated.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write what is left there.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
+) -> None:
+    """Take out what SWE-bench, Lite, Verified, Multilingual and your own lists hold; says what is gone and why."""
+    from dataclasses import asdict
+
+    from deepswe.tasks.decontaminate import decontaminate as take_out
+    from deepswe.tasks.decontaminate import read_reference, shipped_references
+    from deepswe.tasks.taskset import load_task_set, save_task_set
+
+    whole = load_task_set(tasks)
+    answer = take_out(whole, [*shipped_references(), *map(read_reference, against or ())])
+    removed = [asdict(row) for row in answer.removed]
+    report: dict[str, object] = {"tasks": len(whole.tasks), "kept": len(answer.tasks.tasks), "removed": removed}
+    if out is not None:
+        report["hash"] = save_task_set(answer.tasks, out)
+    if as_json:
+        print(json.dumps(report))
+        return
+    for row in answer.removed:
+        print(f"removed {row.id}: {row.reason} of {row.against}, {row.match} ({row.score:.2f})")
+    print(f"{len(whole.tasks)} tasks, {len(answer.tasks.tasks)} kept, {len(removed)} removed")
