@@ -19,7 +19,7 @@ from deepswe.errors import BuildError, ConfigError, TaskError
 from deepswe.progress import Progress, Silent
 from deepswe.tasks.distributions import Distribution, Pip, build_layers
 from deepswe.tasks.layers import LayerCache
-from deepswe.tasks.synth.mutate import Mutation
+from deepswe.tasks.synth.mutation import Mutation, Site
 from deepswe.tasks.task import HiddenTests, Repository, Task, TaskSet
 
 DATA = Path(__file__).with_name("bundled.json")
@@ -72,33 +72,73 @@ class RepositoryRecipe(_Row):
         )
 
 
+class SiteRecipe(_Row):
+    """One edit of a bug: what lies between two byte offsets of a file is replaced."""
+
+    file: str
+    start: int
+    end: int
+    replacement: str
+    function: str = ""
+
+
+class Difficulty(_Row):
+    """How hard a bug is, in numbers."""
+
+    sites: int
+    """Edits that make it."""
+    files: int
+    """Files with edits."""
+    failing: int
+    """F2P tests."""
+    distance: int = 0
+    """Calls between a failing test and the nearest function with an edit, 1 if it calls that itself; 0 if unknown."""
+
+    @property
+    def band(self) -> str:
+        """ "easy", "medium" or "hard": one point each for several sites, several files, distance 3 or more, and one
+        or two failing tests."""
+        points = (self.sites > 1) + (self.files > 1) + (self.distance >= 3) + (self.failing <= 2)
+        return ("easy", "medium", "hard")[min(points, 2)]
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """As tags of a task."""
+        return {
+            "difficulty": self.band,
+            "sites": str(self.sites),
+            "files": str(self.files),
+            "failing_tests": str(self.failing),
+            "distance": str(self.distance),
+        }
+
+
 class TaskRecipe(_Row):
     """One bug of the set."""
 
     id: str
     repo: str
-    file: str
     kind: str
-    start: int
-    end: int
-    replacement: str
-    function: str
     seed: int
+    sites: tuple[SiteRecipe, ...]
     fail_to_pass: tuple[str, ...]
     test_files: tuple[str, ...]
     """What grading runs: the files that hold a F2P test, and a few more. All else in them that passes is P2P."""
+    difficulty: Difficulty
     issue: str
 
     @property
     def mutation(self) -> Mutation:
         """The bug."""
-        return Mutation(self.file, self.kind, self.start, self.end, self.replacement, function=self.function)
+        return Mutation(
+            self.kind, tuple(Site(s.file, s.start, s.end, s.replacement, function=s.function) for s in self.sites)
+        )
 
 
 class Catalogue(_Row):
     """The whole data file."""
 
-    version: int = 1
+    version: int = 2
     build_requirements: tuple[str, ...] = ()
     """Exact pins of the build backends that pip asks for the metadata of the archives."""
     repositories: tuple[RepositoryRecipe, ...]
@@ -246,11 +286,12 @@ def build_source(
     return RepositorySource(recipe, cache.path(distribution.base_key), texts)
 
 
-def make_task(row: TaskRecipe, source: RepositorySource) -> Task:
-    """The public part: the mutated file, and the tests except the files that hold a F2P test."""
+def make_task(row: TaskRecipe, source: RepositorySource, origin: str = "bundled") -> Task:
+    """The public part: the mutated files, and the tests except the files that hold a F2P test."""
     recipe = source.recipe
     hidden = {test.split("::")[0] for test in row.fail_to_pass}
     visible = {path: text for path, text in source.tests.items() if path not in hidden}
+    mutation = row.mutation
     return Task(
         id=row.id,
         repo=recipe.name,
@@ -258,12 +299,14 @@ def make_task(row: TaskRecipe, source: RepositorySource) -> Task:
         repository=Repository(
             base=recipe.distribution.base_key,
             environment=recipe.distribution.environment_key,
-            files={**visible, row.file: row.mutation.apply(source.text(row.file))},
+            files={**visible, **{file: mutation.apply(file, source.text(file)) for file in mutation.files}},
             pythonpath=recipe.pythonpath,
         ),
-        source="bundled",
+        source=origin,
         split=recipe.split,
         kind=row.kind,
+        tags=row.difficulty.tags,
+        license=recipe.license,
     )
 
 
@@ -292,10 +335,13 @@ def is_test_module(path: str) -> bool:
 
 def gold_patch(row: TaskRecipe, source: RepositorySource) -> str:
     """The unified diff from the bug back to the original."""
-    original = source.text(row.file)
-    before = row.mutation.apply(original).splitlines(keepends=True)
-    lines = difflib.unified_diff(before, original.splitlines(keepends=True), f"a/{row.file}", f"b/{row.file}")
-    return f"diff --git a/{row.file} b/{row.file}\n" + "".join(lines)
+    parts = []
+    for file in row.mutation.files:
+        original = source.text(file)
+        before = row.mutation.apply(file, original).splitlines(keepends=True)
+        lines = difflib.unified_diff(before, original.splitlines(keepends=True), f"a/{file}", f"b/{file}")
+        parts.append(f"diff --git a/{file} b/{file}\n" + "".join(lines))
+    return "".join(parts)
 
 
 def _build(

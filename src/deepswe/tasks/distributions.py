@@ -7,9 +7,11 @@ test: no file of a sandbox holds the original of a mutated function.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -113,13 +115,21 @@ class Pip:
             *self.arguments,
         ]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(str(item) for item in path)}
-        try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=self.timeout_s, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise BuildError(f"{action}: pip took longer than {self.timeout_s:.0f} s; try again") from error
-        if done.returncode == 0:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        ) as process:
+            try:
+                out, errors = process.communicate(timeout=self.timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise BuildError(f"{action}: pip took longer than {self.timeout_s:.0f} s; try again") from error
+            finally:
+                # A set-up script may have started processes that outlive pip.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode == 0:
             return
-        said = done.stderr.strip() or done.stdout.strip()
+        said = errors.strip() or out.strip()
         if "No module named pip" in said:
             said = f"{sys.executable} has no pip; run `{sys.executable} -m ensurepip`"
         elif "No space left on device" in said:
@@ -175,13 +185,28 @@ def build_layers(distribution: Distribution, cache: LayerCache, pip: Pip, build_
     """
     if distribution.base_key not in cache or distribution.tests_key not in cache:
         archive = fetch_sdist(distribution, cache, pip, build_requirements)
-        cache.build(distribution.base_key, lambda place: unpack(archive, place, _outside(distribution)))
-        cache.build(distribution.tests_key, lambda place: unpack(archive, place, _inside(distribution)))
+        keep_tree(distribution, archive, cache)
     cache.build(distribution.environment_key, lambda place: _build_environment(distribution, place, pip))
 
 
-def unpack(archive: Path, place: Path, wanted: Callable[[PurePosixPath], bool]) -> None:
+def keep_tree(distribution: Distribution, archive: Path, cache: LayerCache) -> None:
+    """Build the tree and the tests of a distribution out of an archive that is at hand.
+
+    Raises:
+        BuildError: see `unpack`.
+    """
+    cache.build(distribution.base_key, lambda place: unpack(archive, place, _outside(distribution)))
+    cache.build(distribution.tests_key, lambda place: unpack(archive, place, _inside(distribution)))
+
+
+def unpack(archive: Path, place: Path, wanted: Callable[[PurePosixPath], bool], *, skip_links: bool = False) -> None:
     """Unpack the wanted files of a .tar.gz below its one top directory. Caches, bytecode and history are left out.
+
+    Args:
+        archive: the file.
+        place: an empty directory.
+        wanted: tells by the path below the top directory.
+        skip_links: leave links out where they would be refused.
 
     Raises:
         BuildError: it is no such archive, holds links, devices or paths that leave the tree, or is absurdly large.
@@ -191,6 +216,8 @@ def unpack(archive: Path, place: Path, wanted: Callable[[PurePosixPath], bool]) 
             members = tar.getmembers()
             _check_size(archive, members)
             for member in members:
+                if skip_links and (member.issym() or member.islnk()):
+                    continue
                 path = _safe_path(archive, member)
                 if member.isdir() or not path.parts or not _is_kept(path) or not wanted(path):
                     continue

@@ -18,7 +18,9 @@ from deepswe.errors import BuildError, ConfigError, TaskError
 from deepswe.progress import Silent
 from deepswe.tasks.bundled import (
     Catalogue,
+    Difficulty,
     RepositoryRecipe,
+    SiteRecipe,
     TaskRecipe,
     bundled_task_set,
     load_catalogue,
@@ -102,15 +104,16 @@ def catalogue(index: Path) -> Catalogue:
         TaskRecipe(
             id=f"tinycalc-{number:03d}",
             repo="tinycalc",
-            file="tinycalc/__init__.py",
             kind="swap_arithmetic",
-            start=place,
-            end=place + 5,
-            replacement="a - b",
-            function="add",
             seed=number,
+            sites=(
+                SiteRecipe(
+                    file="tinycalc/__init__.py", start=place, end=place + 5, replacement="a - b", function="add"
+                ),
+            ),
             fail_to_pass=("tests/test_add.py::test_one", "tests/test_add.py::test_two"),
             test_files=("tests/test_add.py", "tests/test_other.py"),
+            difficulty=Difficulty(sites=1, files=1, failing=2, distance=1),
             issue="add(1, 1) gives 0",
         )
         for number in (1, 2)

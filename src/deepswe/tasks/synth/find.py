@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from deepswe.errors import TaskError
 from deepswe.progress import Progress
-from deepswe.tasks.bundled import RepositorySource, TaskRecipe, is_test_module
+from deepswe.tasks.bundled import Difficulty, RepositorySource, SiteRecipe, TaskRecipe, gold_patch
 from deepswe.tasks.distributions import Pip
-from deepswe.tasks.layers import LayerCache, layer_key
-from deepswe.tasks.synth.bench import Bench, TestRun
+from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.synth.issue import (
-    Case,
     Outcome,
     Sight,
     documentation_of,
@@ -26,14 +24,19 @@ from deepswe.tasks.synth.issue import (
     replay_script,
     write_issue,
 )
-from deepswe.tasks.synth.mutate import Mutation, is_sound, mutations
+from deepswe.tasks.synth.leaks import leaks
+from deepswe.tasks.synth.mutation import Mutation, is_sound
+from deepswe.tasks.synth.operators.catalog import mutations
+from deepswe.tasks.synth.profile import Profile, code_files, install_tools, profile_of
+from deepswe.tasks.synth.symptom import read_symptom, write_symptom
+from deepswe.tasks.synth.warm import HASH_SEEDS, TestRun, WarmBench, Watch
 
-TOOLS = ("coverage==7.17.5",)
-_SCRIPT_TIMEOUT_S = 20.0
-_CASES_TRIED = 6
-_PROFILE = "profile.json"
+_SCRIPT_TIMEOUT_S = 10.0
+_CASES_TRIED = 3
+_ISSUES_TRIED = 4
 
-OnTask = Callable[[TaskRecipe], None]
+TASK = "task"
+"""The verdict on a bug that became a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,57 +46,59 @@ class Plan:
     Attributes:
         target: tasks to find in the repository.
         seed: of the order in which bugs are tried, and of the issue texts.
-        per_function, per_kind: at most this many tasks each.
+        kinds: only these kinds; empty takes all.
+        per_function, per_kind: at most this many tasks each; 0 sets no limit.
         min_failing, max_failing: F2P tests of a task.
-        max_failing_share: of the tests that pass on the original.
+        max_covering: bugs in code that more tests than this run are not tried: they would break too much.
         files_seconds: test files are added to those with F2P tests while the whole takes at most this long.
-        repeats: runs of the original before a test counts as stable.
+        confirm: run all that grading would run, once more, before a task is kept.
+        max_tried: bugs to try at most; 0 sets no limit.
         budget_s: wall time after which the search ends with what it has.
     """
 
     target: int = 10
     seed: int = 0
-    per_function: int = 1
-    per_kind: int = 2
-    min_failing: int = 2
-    max_failing: int = 40
-    max_failing_share: float = 0.2
+    kinds: tuple[str, ...] = ()
+    per_function: int = 3
+    per_kind: int = 0
+    min_failing: int = 1
+    max_failing: int = 20
+    max_covering: int = 60
     files_seconds: float = 2.0
-    repeats: int = 3
+    confirm: bool = False
+    max_tried: int = 0
     budget_s: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
-    """What the original does.
+class Verdict:
+    """What became of one bug.
 
     Attributes:
-        passing: tests that pass every time, in order.
-        covering: code file -> line -> tests that run it.
-        seconds: test file -> seconds of its tests.
-        whole_s: one run of everything.
+        key: names the bug, the same in every run of the search.
+        reason: "task", or why it is none: "unsound", "unnoticed", "trivial", "too many failing", "too few failing",
+            "nothing left passing", "flaky", "no end", "crash", "leaks".
+        task: the recipe of a task.
     """
 
-    passing: tuple[str, ...]
-    covering: Mapping[str, Mapping[int, frozenset[str]]]
-    seconds: Mapping[str, float]
-    whole_s: float
+    key: str
+    reason: str
+    task: TaskRecipe | None = None
 
-    def tests_at(self, mutation: Mutation) -> frozenset[str]:
-        """Passing tests that run a line of the mutated node."""
-        lines = self.covering.get(mutation.file, {})
-        found: set[str] = set()
-        for line in range(mutation.line, mutation.last_line + 1):
-            found |= lines.get(line, frozenset())
-        return frozenset(found)
 
-    def by_file(self) -> dict[str, tuple[str, ...]]:
-        """Test file -> the rest of the ids of its passing tests."""
-        grouped: dict[str, list[str]] = defaultdict(list)
-        for test in self.passing:
-            file, _, rest = test.partition("::")
-            grouped[file].append(rest)
-        return {file: tuple(rests) for file, rests in grouped.items()}
+class IssueWriter(Protocol):
+    """Rewrites an issue, for instance with a language model; what it returns is checked for leaks again."""
+
+    def rewrite(self, draft: str, documentation: str, seed: int) -> str:
+        """The new text.
+
+        Raises:
+            TaskError: it cannot be written; the draft is then kept.
+        """
+        ...
+
+
+OnVerdict = Callable[[Verdict], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,15 @@ class Found:
 
     Attributes:
         tasks: recipes that held, the known ones first.
-        passing: test file -> the rest of the ids of its stable tests.
-        verdicts: how many bugs met which end ("task", "unnoticed", "one failing", ...).
+        passing: test file -> the rest of the ids of its stable tests, for the files that tasks use.
+        verdicts: how many bugs met which end.
+        covered: bugs that could be tried: tests run their place, and not more tests than the plan allows.
     """
 
     tasks: tuple[TaskRecipe, ...]
     passing: Mapping[str, tuple[str, ...]]
     verdicts: Mapping[str, int]
+    covered: int = 0
 
 
 def find_tasks(
@@ -117,8 +124,11 @@ def find_tasks(
     plan: Plan,
     progress: Progress,
     *,
+    environment: Path | None = None,
     known: Sequence[TaskRecipe] = (),
-    on_task: OnTask | None = None,
+    journal: Sequence[Verdict] = (),
+    on_verdict: OnVerdict | None = None,
+    writer: IssueWriter | None = None,
     pip: Pip | None = None,
 ) -> Found:
     """Search one repository. What the original does is measured once and kept in the cache.
@@ -128,309 +138,328 @@ def find_tasks(
         cache: holds its layers, the measuring tools and the profile.
         plan: how many tasks of which sort.
         progress: told of each task.
+        environment: the directory of its environment; by default the layer of its distribution.
         known: tasks that were found earlier; they count, and new ones are numbered after them.
-        on_task: called with each new task at once, so that an interrupted search loses nothing.
+        journal: verdicts of an interrupted search of the same plan; they are not tried again.
+        on_verdict: called with each new verdict at once, so that an interrupted search loses nothing.
+        writer: rewrites the issues.
         pip: how pip is called.
 
     Raises:
         BuildError: the measuring tools cannot be installed.
-        TaskError: the original's tests cannot be run, or pass too seldom to be of use.
+        ProjectRefused: the original's tests cannot be run, or pass too seldom to be of use.
     """
-    tools = cache.build(
-        layer_key("synth-tools", {"requirements": TOOLS}),
-        lambda place: (pip or Pip()).run(
-            "installation of coverage", ["install", "--quiet", "--no-deps", "--target", str(place), *TOOLS]
-        ),
-    )
-    environment = cache.path(source.recipe.distribution.environment_key)
-    with Bench(source, environment) as bench:
-        place = cache.build(
-            _profile_key(source, plan), lambda place: write_profile(measure(bench, tools, plan), place / _PROFILE)
-        )
-        return search(bench, read_profile(place / _PROFILE), plan, progress, known, on_task)
+    tools = install_tools(cache, pip or Pip())
+    place = environment or cache.path(source.recipe.distribution.environment_key)
+    with WarmBench(source, place, tools=tools) as bench:
+        progress.begin(f"Tests of {source.recipe.name}", 1)
+        profile = profile_of(source, bench, cache)
+        progress.advance()
+        return search(bench, profile, plan, progress, known, journal, on_verdict, writer)
 
 
 def search(
-    bench: Bench,
+    bench: WarmBench,
     profile: Profile,
     plan: Plan,
     progress: Progress,
     known: Sequence[TaskRecipe] = (),
-    on_task: OnTask | None = None,
+    journal: Sequence[Verdict] = (),
+    on_verdict: OnVerdict | None = None,
+    writer: IssueWriter | None = None,
 ) -> Found:
     """Try bugs until the plan is met, its time is over or none is left. Arguments as for `find_tasks`."""
     progress.begin(f"Bugs in {bench.source.recipe.name}", plan.target)
-    return _Search(bench, profile, plan, progress, known, on_task or (lambda task: None)).run()
+    finder = Finder(bench, profile, plan, known, writer)
+    past = {verdict.key: verdict for verdict in journal}
+    deadline = time.monotonic() + plan.budget_s
+    for mutation in finder.candidates():
+        if finder.is_done or time.monotonic() > deadline:
+            break
+        if not finder.is_wanted(mutation):
+            continue
+        verdict = past.get(key_of(mutation))
+        if verdict is None:
+            verdict = finder.attempt(mutation)
+            if on_verdict is not None:
+                on_verdict(verdict)
+        finder.keep(verdict)
+        if verdict.task is not None:
+            progress.advance(note=f"{verdict.task.kind} in {verdict.task.sites[0].function}")
+    return finder.found()
 
 
-def _profile_key(source: RepositorySource, plan: Plan) -> str:
-    distribution = source.recipe.distribution
-    return layer_key(
-        f"profile-{source.recipe.name}",
-        {
-            "layers": [distribution.base_key, distribution.tests_key, distribution.environment_key],
-            "run": [source.recipe.pythonpath, source.recipe.arguments, source.recipe.code, TOOLS, plan.repeats],
-        },
-    )
+def key_of(mutation: Mutation) -> str:
+    """A name for a bug that is the same in every run."""
+    return "; ".join([mutation.kind, *(f"{s.file}:{s.start}:{s.end}:{s.replacement}" for s in mutation.sites)])
 
 
-def write_profile(profile: Profile, path: Path) -> None:
-    """Keep a profile."""
-    number = {test: at for at, test in enumerate(profile.passing)}
-    covering = {
-        file: {line: sorted(number[test] for test in tests) for line, tests in lines.items()}
-        for file, lines in profile.covering.items()
-    }
-    record = {"passing": profile.passing, "covering": covering, "seconds": profile.seconds, "whole_s": profile.whole_s}
-    path.write_text(json.dumps(record), encoding="utf-8")
-
-
-def read_profile(path: Path) -> Profile:
-    """What `write_profile` wrote."""
-    record = json.loads(path.read_text(encoding="utf-8"))
-    passing = tuple(record["passing"])
-    covering = {
-        file: {int(line): frozenset(passing[at] for at in tests) for line, tests in lines.items()}
-        for file, lines in record["covering"].items()
-    }
-    return Profile(passing, covering, record["seconds"], record["whole_s"])
-
-
-def measure(bench: Bench, tools: Path, plan: Plan) -> Profile:
-    """Run the original's tests several times, once with coverage.
-
-    Raises:
-        TaskError: a run did not end, or fewer than ten tests pass every time.
-    """
-    recipe = bench.source.recipe
-    files = [path for path in bench.source.tests if is_test_module(path)]
-    started = time.monotonic()
-    runs = [bench.run_tests(files, timeout_s=600.0) for _ in range(plan.repeats)]
-    whole_s = (time.monotonic() - started) / plan.repeats
-    measured = sorted({str(Path(place).parent) if place.endswith(".py") else place for place in recipe.code})
-    coverage = ["-m", "coverage", "run", "--data-file=../home/coverage", f"--source={','.join(measured)}"]
-    runs.append(bench.run_tests(files, timeout_s=900.0, launcher=[*coverage, "-m", "pytest"], path=[tools]))
-    if not all(run.complete for run in runs):
-        raise TaskError(f"{recipe.name}: a run of the original tests did not come to its end")
-    stable = frozenset.intersection(*(run.passed for run in runs))
-    passing = tuple(test for test in runs[0].statuses if test in stable)
-    if len(passing) < 10:
-        raise TaskError(f"{recipe.name}: only {len(passing)} tests pass every time; at least 10 are needed")
-    seconds: dict[str, float] = defaultdict(float)
-    for test, taken in runs[0].seconds.items():
-        seconds[test.split("::")[0]] += taken
-    return Profile(passing, _read_coverage(bench, tools, stable), dict(seconds), whole_s)
-
-
-def _read_coverage(bench: Bench, tools: Path, stable: frozenset[str]) -> dict[str, dict[int, frozenset[str]]]:
-    launcher = [
-        "-m",
-        "coverage",
-        "json",
-        "--data-file=../home/coverage",
-        "--show-contexts",
-        "-o",
-        "../home/coverage.json",
-    ]
-    if not bench.run_tool(launcher, timeout_s=300.0, path=[tools]):
-        raise TaskError(f"{bench.source.recipe.name}: the coverage of its tests could not be read")
-    record = json.loads((bench.root.parent / "home" / "coverage.json").read_text())
-    code = set(_code_files(bench.source))
-    return {
-        file: {int(line): frozenset(tests) & stable for line, tests in content.get("contexts", {}).items()}
-        for file, content in record["files"].items()
-        if file in code
-    }
-
-
-class _Search:
-    """One search; its state is what was found so far."""
+class Finder:
+    """Tries bugs in one repository; its state is what was found so far."""
 
     def __init__(
         self,
-        bench: Bench,
+        bench: WarmBench,
         profile: Profile,
         plan: Plan,
-        progress: Progress,
-        known: Sequence[TaskRecipe],
-        on_task: OnTask,
+        known: Sequence[TaskRecipe] = (),
+        writer: IssueWriter | None = None,
     ) -> None:
         self.bench = bench
         self.recipe = bench.source.recipe
         self.profile = profile
         self.plan = plan
-        self.progress = progress
-        self.on_task = on_task
+        self.writer = writer
         self.tasks = list(known)
-        self.rng = random.Random(f"{plan.seed}:{self.recipe.name}")
         self.verdicts: Counter[str] = Counter()
-        self.functions = Counter((task.file, task.function) for task in known)
-        self.kinds = Counter(task.kind for task in known)
+        self.functions: Counter[tuple[str, str]] = Counter()
+        self.kinds: Counter[str] = Counter()
+        for task in known:
+            self._count(task)
+        self.covered = 0
         self.steady: dict[tuple[str, ...], bool] = {}
-        self.code = {path: bench.source.text(path) for path in _code_files(bench.source)}
-        self.support = {Path(path).stem for path in bench.source.tests} | {"tests", "test"}
+        self.code = {path: bench.source.text(path) for path in code_files(bench.source)}
+        self.support = sorted({Path(path).stem for path in bench.source.tests} | {"tests", "test"})
 
-    def run(self) -> Found:
-        deadline = time.monotonic() + self.plan.budget_s
-        for mutation in self._candidates():
-            if len(self.tasks) >= self.plan.target or time.monotonic() > deadline:
-                break
-            if self.functions[mutation.file, mutation.function] >= self.plan.per_function:
-                continue
-            if self.kinds[mutation.kind] >= self.plan.per_kind:
-                continue
-            verdict = self._try(mutation)
-            self.bench.write(mutation.file, self.code[mutation.file])
-            self._keep(verdict)
+    @property
+    def is_done(self) -> bool:
+        """Whether the plan is met."""
+        tried = sum(self.verdicts.values())
+        return len(self.tasks) >= self.plan.target or bool(self.plan.max_tried and tried >= self.plan.max_tried)
+
+    def is_wanted(self, mutation: Mutation) -> bool:
+        """Whether there are not enough tasks of its kind and of its functions yet."""
+        plan = self.plan
+        if plan.per_kind and self.kinds[mutation.kind] >= plan.per_kind:
+            return False
+        return not plan.per_function or all(self.functions[item] < plan.per_function for item in mutation.functions)
+
+    def keep(self, verdict: Verdict) -> None:
+        """Count a verdict, and keep its task."""
+        self.verdicts[verdict.reason] += 1
+        if verdict.task is not None:
+            self.tasks.append(verdict.task)
+            self._count(verdict.task)
+
+    def _count(self, task: TaskRecipe) -> None:
+        self.kinds[task.kind] += 1
+        for item in task.mutation.functions:
+            self.functions[item] += 1
+
+    def found(self) -> Found:
+        """What there is so far."""
         used = {file for task in self.tasks for file in task.test_files}
         passing = {file: rests for file, rests in self.profile.by_file().items() if file in used}
-        return Found(tuple(self.tasks), passing, dict(self.verdicts))
+        return Found(tuple(self.tasks), passing, dict(self.verdicts), self.covered)
 
-    def _keep(self, verdict: TaskRecipe | str) -> None:
-        if isinstance(verdict, str):
-            self.verdicts[verdict] += 1
-            return
-        self.verdicts["task"] += 1
-        self.functions[verdict.file, verdict.function] += 1
-        self.kinds[verdict.kind] += 1
-        self.tasks.append(verdict)
-        self.on_task(verdict)
-        self.progress.advance(note=f"{verdict.kind} in {verdict.function}")
-
-    def _candidates(self) -> Iterator[Mutation]:
-        """Mutations of lines that two tests run, the kinds in turn, each kind in random order."""
+    def candidates(self) -> Iterator[Mutation]:
+        """Bugs in code that some tests run and not too many, the kinds in turn, each kind in random order."""
+        rng = random.Random(f"{self.plan.seed}:{self.recipe.name}")
         by_kind: dict[str, list[Mutation]] = defaultdict(list)
         for path, text in self.code.items():
-            for mutation in mutations(path, text):
-                if len(self.profile.tests_at(mutation)) >= self.plan.min_failing:
-                    by_kind[mutation.kind].append(mutation)
+            if self.profile.covering.get(path):
+                for mutation in mutations(path, text):
+                    if self._is_open(mutation):
+                        by_kind[mutation.kind].append(mutation)
         kinds = sorted(by_kind)
         for kind in kinds:
-            self.rng.shuffle(by_kind[kind])
+            rng.shuffle(by_kind[kind])
+        self.covered = sum(len(group) for group in by_kind.values())
         while any(by_kind.values()):
-            self.rng.shuffle(kinds)
+            rng.shuffle(kinds)
             for kind in kinds:
                 if by_kind[kind]:
                     yield by_kind[kind].pop()
 
-    def _try(self, mutation: Mutation) -> TaskRecipe | str:
-        """The task that a bug makes, or why it makes none."""
-        original = self.code[mutation.file]
-        if not is_sound(mutation, original):
-            return "unsound"
-        covering = self.profile.tests_at(mutation)
-        self.bench.write(mutation.file, mutation.apply(original))
-        run = self._run(sorted({test.split("::")[0] for test in covering}), sorted(covering))
-        if not run.complete:
-            return "no end" if run.timed_out else "crash"
-        failing = covering - run.passed
-        limit = min(self.plan.max_failing, int(len(self.profile.passing) * self.plan.max_failing_share))
-        if not failing:
-            return "unnoticed"
-        if not self.plan.min_failing <= len(failing) <= limit:
-            return "one failing" if len(failing) < self.plan.min_failing else "too many failing"
-        sight = self._sight(mutation, run, failing)
-        if sight is None:
-            return "no case to show"
-        files = self._choose_files(mutation, failing)
-        again = self._run(files)
-        if not again.complete or _broken_files(again):
-            return "no end"
-        expected = {test for test in self.profile.passing if test.split("::")[0] in files}
-        broken = expected - again.passed
-        if broken & covering != failing or len(broken) > limit:
-            return "flaky"
-        self.bench.write(mutation.file, original)
-        if not self._is_steady(files, expected):
-            return "flaky original"
-        issue = write_issue(sight, random.Random(f"{self.plan.seed}:{mutation}"))
-        return self._recipe_row(mutation, broken, files, issue)
+    def _is_open(self, mutation: Mutation) -> bool:
+        if self.plan.kinds and mutation.kind not in self.plan.kinds:
+            return False
+        return self.plan.min_failing <= len(self.profile.tests_of(mutation)) <= self.plan.max_covering
 
-    def _recipe_row(self, mutation: Mutation, failing: set[str], files: Sequence[str], issue: str) -> TaskRecipe:
-        return TaskRecipe(
-            id=f"{self.recipe.name}-{len(self.tasks) + 1:03d}",
-            repo=self.recipe.name,
-            file=mutation.file,
-            kind=mutation.kind,
-            start=mutation.start,
-            end=mutation.end,
-            replacement=mutation.replacement,
-            function=mutation.function,
-            seed=self.plan.seed,
-            fail_to_pass=tuple(test for test in self.profile.passing if test in failing),
-            test_files=tuple(files),
-            issue=issue,
+    def attempt(self, mutation: Mutation) -> Verdict:
+        """Try one bug; the tree is the original's again afterwards."""
+        key = key_of(mutation)
+        if not is_sound(mutation, self.code):
+            return Verdict(key, "unsound")
+        for file in mutation.files:
+            self.bench.write(file, mutation.apply(file, self.code[file]))
+        try:
+            result = self._judge(mutation)
+        finally:
+            for file in mutation.files:
+                self.bench.write(file, self.code[file])
+        if isinstance(result, str):
+            return Verdict(key, result)
+        return Verdict(key, TASK, result)
+
+    def _judge(self, mutation: Mutation) -> TaskRecipe | str:
+        """The task that a bug makes, or why it makes none."""
+        plan, covering = self.plan, self.profile.tests_of(mutation)
+        first = self._run(covering, maxfail=1)
+        reason = _trouble(first)
+        if reason:
+            return reason
+        if covering <= first.passed:
+            return "unnoticed"
+        witness = next((test for test, status in first.statuses.items() if status in ("failed", "error")), "")
+        functions = tuple((file, name.rpartition(".")[2]) for file, name in mutation.functions)
+        full = self._run(
+            covering, maxfail=plan.max_failing + 1, hash_seed=HASH_SEEDS[1], watch=Watch(witness, functions)
+        )
+        reason = _trouble(full)
+        if reason:
+            return reason
+        failing = frozenset(test for test in covering if full.statuses.get(test) in ("failed", "error"))
+        if len(failing) > plan.max_failing:
+            return "too many failing"
+        if witness not in failing or failing & first.passed or covering - failing - full.passed:
+            return "flaky"
+        if len(failing) < plan.min_failing:
+            return "too few failing"
+        files = self._choose_files(mutation, failing)
+        expected = {test for test in self.profile.passing if test.split("::")[0] in files}
+        if not expected - failing:
+            return "nothing left passing"
+        if plan.confirm:
+            failing = self._confirm(files, expected, failing)
+            if not failing:
+                return "flaky"
+        return self._describe(mutation, full, failing, files)
+
+    def _run(
+        self, tests: frozenset[str], *, maxfail: int = 0, hash_seed: int = 0, watch: Watch | None = None
+    ) -> TestRun:
+        files = sorted({test.split("::")[0] for test in tests})
+        seconds = 1.0 + 4.0 * self.profile.seconds_of(tests)
+        return self.bench.run_tests(
+            files,
+            sorted(tests),
+            timeout_s=20.0 + 10.0 * seconds,
+            cpu_s=seconds + 1.0,
+            maxfail=maxfail,
+            hash_seed=hash_seed,
+            watch=watch,
         )
 
-    def _run(self, files: Sequence[str], tests: Sequence[str] = ()) -> TestRun:
-        return self.bench.run_tests(files, tests, timeout_s=10.0 + 4.0 * self.profile.whole_s)
-
-    def _is_steady(self, files: tuple[str, ...], expected: set[str]) -> bool:
-        """Whether these files alone pass on the original."""
+    def _confirm(self, files: tuple[str, ...], expected: set[str], failing: frozenset[str]) -> frozenset[str]:
+        """Run whole files with the bug, and without it: the failing tests, or none where anything else differs."""
+        seconds = 2.0 + 4.0 * self.profile.seconds_of(frozenset(expected))
+        wall = 20.0 + 10.0 * seconds
+        broken = self.bench.run_tests(files, timeout_s=wall, cpu_s=seconds)
         if files not in self.steady:
-            run = self._run(files)
-            self.steady[files] = run.complete and expected <= run.passed
-        return self.steady[files]
+            intact = self.bench.run_tests(files, timeout_s=wall, cpu_s=seconds, pristine=True, hash_seed=HASH_SEEDS[1])
+            self.steady[files] = intact.complete and expected <= intact.passed
+        same = self.steady[files] and broken.complete and expected - broken.passed == failing
+        return failing if same else frozenset()
 
     def _choose_files(self, mutation: Mutation, failing: frozenset[str]) -> tuple[str, ...]:
-        """Files with failing tests, and up to two more that run most of the mutated file, while they are quick."""
+        """Files with failing tests, and up to two more that run most of the mutated files, while they are quick."""
         chosen = sorted({test.split("::")[0] for test in failing})
         running: Counter[str] = Counter()
-        for tests in self.profile.covering.get(mutation.file, {}).values():
-            running.update({test.split("::")[0] for test in tests})
-        spent = sum(self.profile.seconds.get(file, 0.0) for file in chosen)
+        for file in mutation.files:
+            for tests in self.profile.covering.get(file, {}).values():
+                running.update({test.split("::")[0] for test in tests})
+        seconds: dict[str, float] = defaultdict(float)
+        for test, taken in self.profile.test_seconds.items():
+            seconds[test.split("::")[0]] += taken
+        spent = sum(seconds[file] for file in chosen)
         for file, _ in sorted(running.items(), key=lambda item: (-item[1], item[0])):
-            taken = self.profile.seconds.get(file, 0.0)
-            if file not in chosen and spent + taken <= self.plan.files_seconds and len(chosen) < 4:
+            if file not in chosen and spent + seconds[file] <= self.plan.files_seconds and len(chosen) < 4:
                 chosen.append(file)
-                spent += taken
+                spent += seconds[file]
         return tuple(sorted(chosen))
 
-    def _sight(self, mutation: Mutation, run: TestRun, failing: frozenset[str]) -> Sight | None:
+    def _describe(
+        self, mutation: Mutation, run: TestRun, failing: frozenset[str], files: tuple[str, ...]
+    ) -> TaskRecipe | str:
+        task = TaskRecipe(
+            id=f"{self.recipe.name}-{len(self.tasks) + 1:03d}",
+            repo=self.recipe.name,
+            kind=mutation.kind,
+            seed=self.plan.seed,
+            sites=tuple(
+                SiteRecipe(file=s.file, start=s.start, end=s.end, replacement=s.replacement, function=s.function)
+                for s in mutation.sites
+            ),
+            fail_to_pass=tuple(test for test in self.profile.passing if test in failing),
+            test_files=files,
+            difficulty=Difficulty(
+                sites=len(mutation.sites), files=len(mutation.files), failing=len(failing), distance=run.distance
+            ),
+            issue="",
+        )
+        patch = gold_patch(task, self.bench.source)
+        for draft, documentation in self._drafts(mutation, run, failing):
+            if leaks(draft, task.fail_to_pass, files, patch):
+                continue
+            text = self._rewritten(draft, documentation)
+            if leaks(text, task.fail_to_pass, files, patch):
+                text = draft
+            return task.model_copy(update={"issue": text})
+        return "leaks"
+
+    def _rewritten(self, draft: str, documentation: str) -> str:
+        if self.writer is None:
+            return draft
+        try:
+            return self.writer.rewrite(draft, documentation, self.plan.seed)
+        except TaskError:
+            return draft
+
+    def _drafts(self, mutation: Mutation, run: TestRun, failing: frozenset[str]) -> Iterator[tuple[str, str]]:
+        """Issue texts, the better ones first, each with the documentation that it leans on."""
+        rng = random.Random(f"{self.plan.seed}:{key_of(mutation)}")
+        tests = sorted(test for test in failing if test in run.failures)
+        rng.shuffle(tests)
+        if len(failing) > 1:
+            sight = self._sight(tests, run)
+            if sight is not None:
+                for _ in range(_ISSUES_TRIED):
+                    yield write_issue(sight, rng), sight.documentation
+        for test in tests[:_ISSUES_TRIED]:
+            failure = run.failures[test]
+            symptom = read_symptom(
+                self.bench.source.tests[test.split("::")[0]],
+                failure.line,
+                failure.error,
+                failure.message,
+                self.code,
+                project=self.recipe.name,
+                version=self.recipe.version,
+                reveal=len(failing) > 1,
+            )
+            yield write_symptom(symptom, rng), symptom.documentation
+
+    def _sight(self, tests: Sequence[str], run: TestRun) -> Sight | None:
         """A failing case that stands alone, replayed on both codes."""
-        tests = sorted(failing)
-        self.rng.shuffle(tests)
         tried = 0
         for test in tests:
-            failure = run.failures.get(test)
-            if failure is None or tried >= _CASES_TRIED:
+            failure = run.failures[test]
+            if tried >= _CASES_TRIED or not failure.line:
                 continue
             module = self.bench.source.tests[test.split("::")[0]]
-            case = extract_case(module, test, failure.line, failure.parameters, sorted(self.support))
+            case = extract_case(module, test, failure.line, failure.parameters, self.support)
             if case is None:
                 continue
             tried += 1
-            sight = self._replay(mutation, case)
-            if sight is not None:
-                return sight
+            script = replay_script(case)
+            actual, expected = self._outcome(script, False), self._outcome(script, True)
+            if actual and expected and (actual.value, actual.error) != (expected.value, expected.error):
+                documentation = documentation_of(case, self.code)
+                return Sight(case, expected, actual, documentation, self.recipe.version, self.recipe.name)
         return None
 
-    def _replay(self, mutation: Mutation, case: Case) -> Sight | None:
-        script = replay_script(case)
-        original = self.code[mutation.file]
-        actual = self._outcome(script)
-        self.bench.write(mutation.file, original)
-        expected = self._outcome(script)
-        self.bench.write(mutation.file, mutation.apply(original))
-        if actual is None or expected is None or (actual.value, actual.error) == (expected.value, expected.error):
-            return None
-        return Sight(case, expected, actual, documentation_of(case, self.code), self.recipe.version, self.recipe.name)
-
-    def _outcome(self, script: str) -> Outcome | None:
+    def _outcome(self, script: str, pristine: bool) -> Outcome | None:
         """What a case gives, if the seed of hashes has no part in it: a reader has another one."""
-        outputs = [self.bench.run_script(script, timeout_s=_SCRIPT_TIMEOUT_S, hash_seed=seed) for seed in (0, 1)]
-        outcomes = [read_replay(output) for output in outputs]
+        outcomes = [
+            read_replay(self.bench.run_script(script, timeout_s=_SCRIPT_TIMEOUT_S, hash_seed=seed, pristine=pristine))
+            for seed in HASH_SEEDS
+        ]
         return outcomes[0] if outcomes[0] == outcomes[1] else None
 
 
-def _code_files(source: RepositorySource) -> list[str]:
-    files: list[str] = []
-    for place in source.recipe.code:
-        root = source.base / place
-        found = [root] if root.is_file() else sorted(root.rglob("*.py"))
-        files += [path.relative_to(source.base).as_posix() for path in found]
-    return files
-
-
-def _broken_files(run: TestRun) -> list[str]:
-    return [test for test, status in run.statuses.items() if "::" not in test and status == "error"]
+def _trouble(run: TestRun) -> str:
+    """Why a run with a bug tells nothing; "" if it tells something."""
+    if not run.complete:
+        return "no end" if run.timed_out else "crash"
+    return "trivial" if run.broken_files else ""

@@ -1,4 +1,4 @@
-"""Grow a data file of task recipes: search its repositories, keep each task as soon as it is found."""
+"""Grow a data file of task recipes: search its repositories, keep each verdict as soon as it is there."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deepswe.progress import Progress
-from deepswe.tasks.bundled import Catalogue, TaskRecipe, build_source, load_catalogue, write_catalogue
+from deepswe.tasks.bundled import Catalogue, RepositoryRecipe, TaskRecipe, build_source, load_catalogue, write_catalogue
 from deepswe.tasks.distributions import Pip
 from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.synth.find import Found, Plan, find_tasks
+from deepswe.tasks.synth.journal import Journal
 
 
 def grow_catalogue(
-    path: Path, cache: LayerCache, plan: Plan, names: Sequence[str], progress: Progress, *, pip: Pip | None = None
+    path: Path,
+    cache: LayerCache,
+    plan: Plan,
+    names: Sequence[str],
+    progress: Progress,
+    *,
+    journals: Path,
+    pip: Pip | None = None,
 ) -> Mapping[str, Mapping[str, int]]:
     """Search repositories until each has `plan.target` tasks; the file is rewritten after each repository.
 
@@ -23,6 +31,7 @@ def grow_catalogue(
         plan: for each repository.
         names: which repositories; empty takes all.
         progress: told of each task.
+        journals: directory of one journal a repository, from which an interrupted search goes on.
         pip: how pip is called.
 
     Returns:
@@ -37,16 +46,25 @@ def grow_catalogue(
         catalogue = load_catalogue(path)
         source = build_source(catalogue.repository(name), cache, pip or Pip(), catalogue.build_requirements)
         known = [task for task in catalogue.tasks if task.repo == name]
-        found = find_tasks(source, cache, plan, progress, known=known, pip=pip)
+        journal = Journal(journals / f"{name}.jsonl", {"plan": repr(plan), "known": [task.id for task in known]})
+        found = find_tasks(
+            source, cache, plan, progress, known=known, journal=journal.read(), on_verdict=journal.add, pip=pip
+        )
         verdicts[name] = found.verdicts
         write_catalogue(with_found(load_catalogue(path), name, found), path)
     return verdicts
 
 
+def with_repository(catalogue: Catalogue, recipe: RepositoryRecipe) -> Catalogue:
+    """The catalogue with one more repository, or with that one's recipe replaced."""
+    others = tuple(row for row in catalogue.repositories if row.name != recipe.name)
+    return catalogue.model_copy(update={"repositories": (*others, recipe)})
+
+
 def with_found(catalogue: Catalogue, name: str, found: Found) -> Catalogue:
     """The catalogue with what a search of one repository found."""
     repositories = tuple(
-        row.model_copy(update={"passing": dict(found.passing)}) if row.name == name else row
+        row.model_copy(update={"passing": {**row.passing, **found.passing}}) if row.name == name else row
         for row in catalogue.repositories
     )
     grouped: dict[str, list[TaskRecipe]] = {row.name: [] for row in repositories}

@@ -1,0 +1,1 @@
+"""Kinds of mutation, located on the concrete syntax tree."""
