@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from deepswe.cli.manifests import manifests
+
 app = typer.Typer(help="Where code runs.", no_args_is_help=True)
 Name = Literal["bubblewrap", "docker", "podman", "kubernetes"]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings, such as sandbox.memory_mib=512.")]
@@ -116,3 +118,6 @@ def bench(
         for words in missed:
             print(f"missed: {words}")
     sys.exit(1 if missed else 0)
+
+
+app.command()(manifests)

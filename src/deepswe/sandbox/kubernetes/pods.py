@@ -156,13 +156,14 @@ def _container(spec: SandboxSpec, image: str, config: KubernetesConfig) -> dict[
                 "ephemeral-storage": f"{max(_LEAST_MIB, round(disk * share))}Mi",
             },
         },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "privileged": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": container_rights(),
         "volumeMounts": _mounts(spec),
     }
+
+
+def container_rights() -> dict[str, Any]:
+    """No capability, and no way to gain one."""
+    return {"allowPrivilegeEscalation": False, "privileged": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def _mounts(spec: SandboxSpec) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ CHUNK = 1 << 17
 OPENING_S = 20.0
 """From the start of the command to its first answer."""
 PROBE_S = 10.0
-"""While an answer is awaited and nothing has come for so long, the server is asked to speak; any frame shows whether one
-before it was lost. Silent for as long again, the session is opened anew."""
+"""While an answer is awaited and nothing has come for so long, the server is asked to speak; any frame shows whether
+one before it was lost. Silent for as long again, the session is opened anew."""
 REPAIR_S = 60.0
 """How long a broken session is tried to be opened anew."""
 PATIENCE_S = 10.0
