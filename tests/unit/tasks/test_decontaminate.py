@@ -24,7 +24,8 @@ from .source_rows import PATCH, swegym_row
 pytest.importorskip("datasketch")
 
 STATEMENT = """Calling the exporter with an empty list writes a header of three columns and then fails with an
-index error. It should write the header alone. The importer does the right thing for the same list since the last release."""
+index error. It should write the header alone. The importer does the right thing for the same list since the last
+release."""
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
