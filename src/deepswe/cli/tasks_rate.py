@@ -34,24 +34,18 @@ def rate(
 
 def split(
     task_set: Annotated[Path, typer.Argument(metavar="SET", help="A task-set file.")],
-    shares: Annotated[list[str], typer.Argument(help="Shares, such as heldout=0.2; the rest is train.")],
+    heldout: Annotated[float, typer.Option(min=0, max=1, help="Share of the tasks for the split heldout.")] = 0.0,
+    unseen: Annotated[float, typer.Option(min=0, max=1, help="Share of the tasks for the split unseen.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the order of the repositories.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the set there instead of into its file.")] = None,
 ) -> None:
-    """Deal whole repositories out to splits; prints the number of tasks by split as JSON."""
+    """Deal whole repositories out to splits, the rest to train; prints the number of tasks by split as JSON."""
     from collections import Counter
 
-    from deepswe.errors import ConfigError
     from deepswe.tasks.difficulty import split_by_repository
     from deepswe.tasks.taskset import load_task_set, save_task_set
 
-    wanted = {}
-    for text in shares:
-        name, _, share = text.partition("=")
-        try:
-            wanted[name] = float(share)
-        except ValueError as error:
-            raise ConfigError(f"{text!r} is no share; write heldout=0.2") from error
-    tasks = split_by_repository(load_task_set(task_set), wanted, seed=seed)
+    shares = {name: share for name, share in (("heldout", heldout), ("unseen", unseen)) if share}
+    tasks = split_by_repository(load_task_set(task_set), shares, seed=seed)
     save_task_set(tasks, out or task_set)
     print(json.dumps(dict(Counter(task.split for task in tasks.tasks))))
