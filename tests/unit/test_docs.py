@@ -80,10 +80,11 @@ def check_command(words: list[str], commands: dict[tuple[str, ...], typer.core.T
     path = next((key for key in commands if tuple(words[: len(key)]) == key), None)
     assert path is not None, f"there is no command deepswe {' '.join(words)}"
     options = {option for parameter in commands[path].params for option in parameter.opts}
+    has_settings = "overrides" in {parameter.name for parameter in commands[path].params}
     for word in words[len(path) :]:
         if word.startswith("--"):
             assert word.partition("=")[0] in options, f"deepswe {' '.join(path)} has no option {word}"
-        elif "=" in word:
+        elif "=" in word and has_settings:
             assert known_key(".".join(parse_override(word)[0])), f"{word} is no setting"
 
 

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from deepswe import __version__
-from deepswe.cli import report, rollout, sandbox, tasks, train
+from deepswe.cli import rank, report, reproduce, rollout, sandbox, tasks, train
 from deepswe.errors import DeepsweError
 
 app = typer.Typer(
@@ -21,6 +21,9 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(rollout.rollout)
 app.command()(report.report)
+app.command()(reproduce.reproduce)
+app.command()(rank.rank)
+app.command()(rank.curves)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(sandbox.app, name="sandbox")
 

@@ -1,0 +1,81 @@
+"""`deepswe rank` and `deepswe curves`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Candidates = Annotated[
+    Path, typer.Argument(help="A run, a predictions file (JSON, JSONL), or a directory of trajectory files.")
+]
+Book = Annotated[Path, typer.Option("--scores", help="Scores of the candidates (JSONL).")]
+Phase = Annotated[str | None, typer.Option("--phase", help="Of a run: only this phase, such as after_heldout.")]
+
+
+def rank(
+    candidates: Candidates,
+    scores: Book,
+    out: Annotated[Path, typer.Option("--out", help="Where the chosen patches go, as SWE-bench predictions (JSONL).")],
+    method: Annotated[str, typer.Option(help="verifier, execution, hybrid, majority or agreement.")] = "hybrid",
+    phase: Phase = None,
+    model: Annotated[str, typer.Option(help="The name under which the patches are submitted.")] = "deepswe",
+) -> None:
+    """Choose one candidate for each task by its scores; prints the counts as JSON."""
+    from deepswe.scaling.candidates import load_candidates, prediction
+    from deepswe.scaling.rank import rank as rank_candidates
+    from deepswe.scaling.scores import ScoreBook
+    from deepswe.training.run import write_atomically
+
+    loaded, refused = load_candidates(candidates, phase=phase)
+    choices = rank_candidates(loaded, ScoreBook.open(scores), method)
+    rows = (json.dumps(prediction(choice.candidate, model=model)) for choice in choices)
+    write_atomically(out, "".join(row + "\n" for row in rows))
+    for item in refused:
+        typer.echo(f"refused {item.place}: {item.reason}", err=True)
+    print(
+        json.dumps(
+            {
+                "tasks": len(choices),
+                "candidates": len(loaded),
+                "refused": len(refused),
+                "unscored": sum(choice.of - choice.scored for choice in choices),
+                "tied": sum(len(choice.tied) > 1 for choice in choices),
+                "method": method,
+                "out": str(out),
+            }
+        )
+    )
+
+
+def curves(
+    candidates: Candidates,
+    scores: Book,
+    out: Annotated[Path, typer.Option("--out", help="Where the picture goes (PNG).")],
+    k: Annotated[str, typer.Option("--k", help="Numbers of candidates, such as 1,2,4,8,16.")] = "1,2,4,8,16",
+    phase: Phase = None,
+    seed: Annotated[int, typer.Option(help="Of the sample of subsets, where a task has very many.")] = 0,
+) -> None:
+    """Draw Best@K of each method under Pass@K, of candidates whose outcomes are known; prints the numbers as JSON."""
+    from deepswe.analysis.scaling import curve_rows, write_scaling
+    from deepswe.errors import ConfigError
+    from deepswe.evaluation.selection import TaskCandidates, advise, scaling_curve
+    from deepswe.scaling.candidates import by_task, load_candidates
+    from deepswe.scaling.scores import ScoreBook
+    from deepswe.scaling.select import SELECTORS
+
+    try:
+        wanted = [int(part) for part in k.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"--k is {k!r}; give whole numbers such as 1,2,4,8,16") from error
+    loaded, _ = load_candidates(candidates, phase=phase)
+    book = ScoreBook.open(scores)
+    tasks = [
+        TaskCandidates(task, book.scores(group), {c.name: c.outcome for c in group if c.outcome is not None})
+        for task, group in by_task(loaded).items()
+    ]
+    points = scaling_curve(tasks, SELECTORS, wanted, seed=seed)
+    write_scaling(points, out, title=f"{len(tasks)} tasks, {len(loaded)} candidates")
+    print(json.dumps({"points": curve_rows(points), "advice": advise(points, "hybrid"), "picture": str(out)}))

@@ -1,0 +1,94 @@
+"""Scores of candidates on disk: one append-only JSONL file, one line a measurement, keyed by (task, candidate).
+
+    {"task": T, "candidate": C, "patch": KEY, "verifier": 0.83}
+    {"task": T, "candidate": C, "patch": KEY, "regression": 0.95, "reproduction": {"test": true}}
+
+Lines may come in any order and more than once; the last line of a key wins, field by field. A torn last line, left by
+a process that was killed, is dropped. A measurement whose patch is no longer that of the candidate does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepswe.errors import ConfigError, StoreError
+from deepswe.scaling.candidates import Candidate
+from deepswe.scaling.select import Scores
+
+Key = tuple[str, str, str]
+"""(task, candidate, patch)."""
+
+
+@dataclass(slots=True)
+class ScoreBook:
+    """All measurements that were made; `append` writes one at once.
+
+    Attributes:
+        path: the file; it need not exist.
+        rows: what is known by key.
+    """
+
+    path: Path
+    rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, path: Path) -> ScoreBook:
+        """Read what is there.
+
+        Raises:
+            ConfigError: a line that is not the last is no measurement.
+        """
+        book = cls(path)
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                row = json.loads(line)
+                book._take(row)
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines):  # no newline after it: torn
+                    os.truncate(path, path.stat().st_size - len(line))
+                    break
+                raise ConfigError(f"{path}:{number} is no score ({error}); give a file that `deepswe` wrote") from error
+        return book
+
+    def append(self, candidate: Candidate, **values: float | Mapping[str, bool]) -> None:
+        """Record `verifier`, `regression` or `reproduction` of a candidate.
+
+        Raises:
+            StoreError: it could not be written; what was written before stays.
+        """
+        row = {"task": candidate.task_id, "candidate": candidate.name, "patch": candidate.patch_key, **values}
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        try:
+            with self.path.open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            raise StoreError(f"scores cannot be written to {self.path}: {error.strerror}") from error
+        self._take(row)
+
+    def has(self, candidate: Candidate, name: str) -> bool:
+        """Whether that measurement of the candidate's patch was made."""
+        return name in self.rows.get((*candidate.key, candidate.patch_key), {})
+
+    def scores(self, candidates: Iterable[Candidate]) -> tuple[Scores, ...]:
+        """What a selector sees of them; a measurement that was not made is None."""
+        made = []
+        for candidate in candidates:
+            patch = candidate.patch_key
+            row = self.rows.get((*candidate.key, patch), {})
+            made.append(
+                Scores(candidate.name, patch, row.get("verifier"), row.get("regression"), row.get("reproduction"))
+            )
+        return tuple(made)
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        key = (str(row["task"]), str(row["candidate"]), str(row["patch"]))
+        known = {name: row[name] for name in ("verifier", "regression", "reproduction") if name in row}
+        self.rows.setdefault(key, {}).update(known)
