@@ -25,18 +25,20 @@ class Series:
         band: (step, low, high) of an interval, or empty.
         marks: draw a mark on each point and join them as they are; otherwise the points are noisy measurements, drawn
             pale under their moving mean.
+        smoothed: the points are means already; they are joined as they are, without marks.
     """
 
     label: str
     points: tuple[tuple[float, float], ...]
     band: tuple[tuple[float, float, float], ...] = ()
     marks: bool = False
+    smoothed: bool = False
 
     @property
     def smooth(self) -> tuple[tuple[float, float], ...]:
         """The centred moving mean over about a tenth of the points; the points themselves where there are few."""
         reach = len(self.points) // 20
-        if self.marks or reach == 0:
+        if self.marks or self.smoothed or reach == 0:
             return self.points
         means = []
         for index, (step, _) in enumerate(self.points):

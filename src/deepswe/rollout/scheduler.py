@@ -18,13 +18,17 @@ from deepswe.types import Ending, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What to attempt: `attempts` tries at each task, under one (phase, step)."""
+    """What to attempt: `attempts` tries at each task, under one (phase, step).
+
+    An attempt that ends in one of `retried` is made again, at most `rollout.max_retries` times.
+    """
 
     phase: str
     step: int
     tasks: tuple[HasId, ...]
     attempts: int
     temperature: float
+    retried: frozenset[Ending] = frozenset({Ending.ERROR})
 
     def plan(self, seed: int) -> tuple[tuple[HasId, Attempt], ...]:
         """Every attempt with its own seed, in a fixed order."""
@@ -94,7 +98,7 @@ class Scheduler:
         todo = [(task, attempt) for task, attempt in plan if (attempt.task_id, attempt.attempt) not in done]
 
         async def one(task: HasId, attempt: Attempt) -> None:
-            trajectory = await self._attempt(task, attempt)
+            trajectory = await self._attempt(task, attempt, batch.retried)
             record(trajectory)
             done[attempt.task_id, attempt.attempt] = trajectory
 
@@ -123,7 +127,7 @@ class Scheduler:
             for _ in range(min(self._concurrency, len(todo))):
                 group.create_task(worker())
 
-    async def _attempt(self, task: HasId, attempt: Attempt) -> Trajectory:
+    async def _attempt(self, task: HasId, attempt: Attempt, retried: frozenset[Ending]) -> Trajectory:
         while True:
             trajectory = await run_attempt(
                 self._open(task, seed=attempt.seed),
@@ -134,7 +138,7 @@ class Scheduler:
                 agent=self._agent,
                 graded=self._graded,
             )
-            if trajectory.ending is not Ending.ERROR or attempt.retries >= self._rollout.max_retries:
+            if trajectory.ending not in retried or attempt.retries >= self._rollout.max_retries:
                 return replace(trajectory, tags=dict(self._suite.describe(task)))
             attempt = replace(attempt, retries=attempt.retries + 1)
 

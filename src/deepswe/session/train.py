@@ -51,6 +51,14 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress) -> Path:
         return write_outputs(run.path)
 
 
+def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
+    """As `run_recipe`, continued if it was begun, but without a report; returns the run directory."""
+    with own_run(recipe, resume=True) as run:
+        if not run.summary.exists():
+            run_to_end(_train(recipe, run, progress))
+        return run.path
+
+
 async def _train(recipe: Recipe, run: RunDirectory, progress: Progress) -> None:
     begun = time.monotonic()
     store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics)
@@ -70,6 +78,7 @@ class _Main:
     def __init__(self, parts: Parts, run: RunDirectory, metrics: MetricsLog) -> None:
         self._parts, self._recipe, self._metrics = parts, parts.recipe, metrics
         self._imitated, self._trained = run.checkpoints / "imitation", run.checkpoints / "training"
+        self._started = run.checkpoints / "start"
 
     async def run(self) -> int:
         self._check_tasks()
@@ -89,7 +98,12 @@ class _Main:
             start = checkpoint.step
         else:
             await self._imitate(loaded, renderer)
+            if learner.needs_start:
+                state = {"model": loaded.model.state_dict()}
+                save_checkpoint(self._started, 0, learner_state=state, state={}, keep=1)
             self._save(loaded, learner, 0)
+        if learner.needs_start and (beginning := latest(self._started)):
+            learner.set_start(beginning.learner_state()["model"])
         with self._parts.engine(loaded) as engine:
             engine.version = learner.version
             scheduler = self._parts.scheduler(engine, renderer)

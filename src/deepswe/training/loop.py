@@ -11,10 +11,13 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import islice
 from typing import Any, Protocol
 
+from deepswe.algorithms.filters import Selection, select_groups
 from deepswe.config import Recipe
 from deepswe.envs.base import HasId
 from deepswe.errors import ConfigError
@@ -23,11 +26,14 @@ from deepswe.rollout.attempt import derive_seed
 from deepswe.rollout.group import Group, form_groups
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.training.health import clip_warning, findings
 from deepswe.training.learner import Learner
 from deepswe.training.metrics import MetricsLog, Row
 from deepswe.types import Ending, Trajectory
 
 PHASE = "train"
+HISTORY = 1000
+"""Rows that are looked at to tell whether a number is healthy."""
 
 Evaluate = Callable[[str, int], Awaitable[None]]
 """Evaluates the policy as it is: (name, step)."""
@@ -65,6 +71,27 @@ def choose_tasks(tasks: Sequence[HasId], *, count: int, step: int, seed: int) ->
     return tuple(tasks[index] for index in order[position * count : (position + 1) * count])
 
 
+def choose_more(
+    tasks: Sequence[HasId], *, count: int, step: int, draw: int, seed: int, tried: Collection[str]
+) -> tuple[HasId, ...]:
+    """Further tasks for a step whose groups had no gradient: at most `count`, none that the step tried before.
+
+    Args:
+        draw: counted from 1 within the step.
+        tried: ids that are not drawn again.
+    """
+    order = list(range(len(tasks)))
+    random.Random(derive_seed(seed, "more", step, draw)).shuffle(order)
+    fresh = (tasks[index] for index in order)
+    return tuple(islice((task for task in fresh if task.id not in tried), count))
+
+
+def fill_batch(groups: Sequence[Group], selections: Sequence[Selection], count: int) -> tuple[Group, ...]:
+    """At most `count` whole groups: those with a gradient first, in the order in which they came."""
+    ranked = sorted(range(len(groups)), key=lambda index: (not selections[index].informative, index))
+    return tuple(groups[index] for index in sorted(ranked[:count]))
+
+
 class TrainingLoop:
     """Runs the steps of a recipe from wherever the run directory is."""
 
@@ -91,6 +118,8 @@ class TrainingLoop:
     async def run(self, start: int) -> int:
         """Train from step `start` to the end of the recipe or its time limit; returns the number of steps taken."""
         config = self._recipe.training
+        if warning := clip_warning(config, self._recipe.algorithm):
+            self._progress.say(f"note: {warning}")
         self._progress.begin("training", config.steps)
         self._progress.advance(start)
         spent = sum(row["seconds"] for row in self._metrics.find("train") if row["step"] <= start)
@@ -117,18 +146,19 @@ class TrainingLoop:
             await self._evaluate("step", step)
 
     async def _step(self, step: int) -> Row:
-        rollout = self._recipe.rollout
-        tasks = choose_tasks(self._tasks, count=rollout.tasks_per_step, step=step, seed=self._recipe.run.seed)
-        batch = Batch(PHASE, step, tasks, rollout.group_size, rollout.temperature)
+        rollout, every = self._recipe.rollout, self._recipe.algorithm.kl_start_every
         begun, counted = time.monotonic(), dict(self._counters())
-        trajectories = await collect_recorded(
-            self._scheduler, self._store, batch, keep=not self._recipe.run.deterministic
-        )
+        draws = await self._sample(step)
         rollout_s = time.monotonic() - begun
-        groups = form_groups(trajectories)
+        groups = tuple(group for draw in draws for group in draw)
+        chosen = groups if len(draws) == 1 else fill_batch(groups, self._select(groups), rollout.tasks_per_step)
         async with self._engine.updating():
             # A thread, so that the event loop goes on.
-            update = await asyncio.to_thread(self._learner.update, [group.trajectories for group in groups])
+            update = await asyncio.to_thread(
+                self._learner.update,
+                [group.trajectories for group in chosen],
+                measure_start=every > 0 and (step + 1) % every == 0,
+            )
             self._engine.version = self._learner.version
         row = {
             "kind": "train",
@@ -136,14 +166,55 @@ class TrainingLoop:
             **batch_metrics(groups),
             **{name: value for name, value in update.items() if name != "seconds"},
             **{name: value - counted.get(name, 0) for name, value in self._counters().items()},
+            "draws": len(draws),
             "rollout_s": rollout_s,
             "learner_s": update["seconds"],
             "seconds": time.monotonic() - begun,
             "time_s": time.time(),
         }
+        row["warnings"] = self._check(row)
         written = self._metrics.write(row)
         # A row that an earlier process wrote stands, with the seconds that it took then.
         return row if written else self._metrics.find("train", step=step + 1)[0]
+
+    async def _sample(self, step: int) -> list[tuple[Group, ...]]:
+        """The groups of a step; further draws where the recipe wants a full batch of groups with a gradient."""
+        count, seed = self._recipe.rollout.tasks_per_step, self._recipe.run.seed
+        tasks = choose_tasks(self._tasks, count=count, step=step, seed=seed)
+        draws = [await self._collect(PHASE, step, tasks)]
+        tried = {task.id for task in tasks}
+        for draw in range(1, self._recipe.algorithm.resample_batches + 1):
+            found = sum(selection.informative for groups in draws for selection in self._select(groups))
+            more = choose_more(self._tasks, count=count, step=step, draw=draw, seed=seed, tried=tried)
+            if found >= count or not more:
+                break
+            tried |= {task.id for task in more}
+            draws.append(await self._collect(f"{PHASE}_more{draw}", step, more))
+        return draws
+
+    async def _collect(self, phase: str, step: int, tasks: tuple[HasId, ...]) -> tuple[Group, ...]:
+        rollout = self._recipe.rollout
+        batch = Batch(
+            phase, step, tasks, rollout.group_size, rollout.temperature, self._recipe.algorithm.endings.retried
+        )
+        return form_groups(
+            await collect_recorded(self._scheduler, self._store, batch, keep=not self._recipe.run.deterministic)
+        )
+
+    def _select(self, groups: Sequence[Group]) -> tuple[Selection, ...]:
+        return select_groups(
+            [group.trajectories for group in groups], self._recipe.algorithm, version=self._learner.version
+        )
+
+    def _check(self, row: Row) -> list[str]:
+        """The names of what is unhealthy; says what was not so at the step before."""
+        before = [old for old in self._metrics.find("train") if old["step"] < row["step"]]
+        last = before[-1].get("warnings", []) if before else []
+        found = findings([*before[-HISTORY:], row])
+        for finding in found:
+            if finding.name not in last:
+                self._progress.say(f"step {row['step']}: {finding.text}")
+        return [finding.name for finding in found]
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, Any]:
@@ -151,8 +222,9 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, Any]:
 
     Returns:
         reward_mean (over the graded trajectories; 0 where there are none) and graded (how many); solved_all,
-        solved_none and solved_some (groups); length_mean and sampled_mean (tokens); steps_mean (turns); retries; and
-        a count "ending/..." for each ending.
+        solved_none and solved_some (groups), and "solved/k" (groups with k attempts solved); length_mean and
+        sampled_mean (tokens); steps_mean (turns); turn_tokens_mean (sampled tokens a turn); turns (in all); retries;
+        and a count "ending/..." for each ending.
     """
     trajectories = [t for group in groups for t in group.trajectories]
     rewards = [t.reward for t in trajectories if t.reward is not None]
@@ -163,12 +235,20 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "solved_all": sum(min(rewards) >= 1.0 for rewards in verdicts),
         "solved_none": sum(max(rewards) < 1.0 for rewards in verdicts),
         "solved_some": sum(min(rewards) < 1.0 <= max(rewards) for rewards in verdicts),
+        **{f"solved/{solved}": count for solved, count in sorted(_solved(verdicts).items())},
         "length_mean": _mean(trajectories, lambda t: t.length),
         "sampled_mean": _mean(trajectories, lambda t: t.sampled_length),
         "steps_mean": _mean(trajectories, lambda t: len(t.steps)),
+        "turn_tokens_mean": sum(t.sampled_length for t in trajectories)
+        / max(1, sum(len(t.steps) for t in trajectories)),
+        "turns": sum(len(t.steps) for t in trajectories),
         "retries": sum(t.retries for t in trajectories),
         **{f"ending/{ending}": sum(t.ending is ending for t in trajectories) for ending in Ending},
     }
+
+
+def _solved(verdicts: Sequence[Sequence[float]]) -> Counter[int]:
+    return Counter(sum(reward >= 1.0 for reward in rewards) for rewards in verdicts)
 
 
 def _mean(trajectories: Sequence[Trajectory], value: Callable[[Trajectory], float]) -> float:
