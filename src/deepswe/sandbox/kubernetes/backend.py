@@ -19,7 +19,7 @@ from deepswe.sandbox.kubernetes.claims import Claims
 from deepswe.sandbox.kubernetes.client import ApiError, Client, find_cluster
 from deepswe.sandbox.kubernetes.failures import PodDied, PodStartError, PodState, Reason
 from deepswe.sandbox.kubernetes.lease import Lease
-from deepswe.sandbox.kubernetes.reaper import Reaper, delete_owned
+from deepswe.sandbox.kubernetes.reaper import Reaper, delete_owned, until_gone
 from deepswe.sandbox.kubernetes.sandbox import PodSandbox
 from deepswe.sandbox.kubernetes.session import Session
 from deepswe.sandbox.kubernetes.watch import PodWatch
@@ -29,6 +29,8 @@ CAUSE_S = 2.0
 """How long, after a session broke, the watch may take to say that the pod is gone."""
 CLOSE_S = 60.0
 ABORT_S = 15.0
+CREATING = 32
+"""Pods being created at once; a thousand starts asked for together do not hold up the event loop."""
 CLEAN_S = 2.0
 """Between looks at pods whose deletion failed."""
 
@@ -66,6 +68,7 @@ class _Link:
     lease: Lease
     claims: Claims
     gate: asyncio.Semaphore
+    creating: asyncio.Semaphore
 
 
 @dataclass(slots=True)
@@ -162,6 +165,10 @@ class Backend:
 
     async def _create(self, link: _Link, life: _Life, spec: SandboxSpec, image: str) -> None:
         """Make the pod, or claim one."""
+        async with link.creating:
+            await self._create_within(link, life, spec, image)
+
+    async def _create_within(self, link: _Link, life: _Life, spec: SandboxSpec, image: str) -> None:
         expires = time.time() + self._config.lifetime_s
         labels = pods.labels_of(spec, self._run, self._owner, expires)
         if self._cluster.warm_pool:
@@ -312,6 +319,7 @@ class Backend:
                     await self._clean_once(link)
                     await asyncio.sleep(CLEAN_S / 4 if self._left else 0)
                 await delete_owned(link.client, self._owner, self._run)
+                await until_gone(link.client, pods.owner_selector(self._owner, self._run))
         except (TimeoutError, SandboxError) as error:
             _log.warning("pods of run %s may be left: %s; `deepswe sandbox reap` ends them", self._run, error)
         await self._disconnect(link)
@@ -376,7 +384,8 @@ class Backend:
             if isinstance(error, ApiError):
                 raise SandboxUnavailable(explain(error, self._cluster.namespace)) from error
             raise
-        link = _Link(loop, client, watch, lease, claims, asyncio.Semaphore(self._cluster.connecting))
+        gates = asyncio.Semaphore(self._cluster.connecting), asyncio.Semaphore(CREATING)
+        link = _Link(loop, client, watch, lease, claims, *gates)
         self._cleaner = asyncio.create_task(self._clean(link))
         return link
 

@@ -16,6 +16,8 @@ import os
 import random
 import ssl
 import time
+import urllib.parse
+import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -119,6 +121,17 @@ def _kubeconfig(config: KubernetesConfig) -> str:
     return os.environ.get("KUBECONFIG", "") or (default if os.path.exists(default) else "")
 
 
+def _proxy(found: Configuration) -> str | None:
+    """The proxy on the way to the cluster: the kubeconfig's, else the environment's. Asked once; aiohttp's own way of
+    asking the environment costs a thread a request."""
+    if found.proxy:
+        return str(found.proxy)
+    host = urllib.parse.urlsplit(str(found.host))
+    if not host.hostname or urllib.request.proxy_bypass(host.hostname):
+        return None
+    return urllib.request.getproxies().get(host.scheme)
+
+
 def _trust(found: Configuration) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=found.ssl_ca_cert)
     if found.cert_file:
@@ -145,8 +158,8 @@ class Client:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=_trust(found), limit=0),
             read_bufsize=READ_BUFFER,
-            trust_env=True,
         )
+        self._proxy = _proxy(found)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -288,11 +301,6 @@ class Client:
         if self._found.username:
             return {"Authorization": aiohttp.BasicAuth(self._found.username, self._found.password or "").encode()}
         return {}
-
-    @property
-    def _proxy(self) -> str | None:
-        proxy: str | None = self._found.proxy or None
-        return proxy
 
     def _url(self, path: str) -> str:
         return str(self._found.host).rstrip("/") + path

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from deepswe.config import KubernetesConfig, SandboxConfig
 from deepswe.sandbox.base import Limits, SandboxSpec
@@ -115,7 +115,7 @@ def to_yaml(objects: Iterable[dict[str, Any]]) -> str:
     return made
 
 
-class _Plain(yaml.SafeDumper):
+class _Plain(yaml.SafeDumper):  # type: ignore[misc]
     """Writes what occurs twice twice."""
 
     def ignore_aliases(self, data: Any) -> bool:

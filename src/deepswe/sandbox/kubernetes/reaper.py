@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -48,6 +49,24 @@ async def delete_owned(client: Client, owner: str, run: str) -> None:
     for pod in await list_objects(client, client.pods, selector):
         if "deletionTimestamp" not in pod["metadata"]:
             await _delete(client, f"{client.pods}/{pod['metadata']['name']}")
+
+
+async def until_gone(client: Client, selector: str, names: frozenset[str] = frozenset()) -> None:
+    """Wait until the cluster has removed pods. No deadline of its own.
+
+    Args:
+        client: of the cluster.
+        selector: of labels.
+        names: which of those; all if empty.
+
+    Raises:
+        ApiError: they cannot be listed.
+    """
+    while True:
+        found = {pod["metadata"]["name"] for pod in await list_objects(client, client.pods, selector)}
+        if not (found & names if names else found):
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 async def _delete(client: Client, path: str) -> None:
@@ -110,7 +129,10 @@ class Reaper:
                     await _delete(self._client, path)
 
             await asyncio.gather(*(end(path) for _, path in condemned))
-            await self._until_gone({record.name for record, _ in condemned})
+            names = frozenset(record.name for record, _ in condemned)
+            if names:
+                with contextlib.suppress(TimeoutError):  # some may take longer than we wait
+                    await asyncio.wait_for(until_gone(self._client, pods.SELECTOR, names), WAIT_S)
             for path in await self._stale_leases():
                 await _delete(self._client, path)
         except ApiError as error:
@@ -128,15 +150,6 @@ class Reaper:
         rows += [(claims.path_of(self._client), item) for item in held]
         records = [(pods.read_record(item, now, orphans), f"{root}/{item['metadata']['name']}") for root, item in rows]
         return sorted(records, key=lambda item: item[0].name)
-
-    async def _until_gone(self, names: set[str]) -> None:
-        """Wait until the cluster has removed them; some may take longer than we wait."""
-        deadline = time.monotonic() + WAIT_S
-        while names and time.monotonic() < deadline:
-            found = await list_objects(self._client, self._client.pods, pods.SELECTOR)
-            if not names & {pod["metadata"]["name"] for pod in found}:
-                return
-            await asyncio.sleep(LOOK_S)
 
     async def _stale_leases(self) -> list[str]:
         """Leases to remove: stale for long, or of an owner that is known to be dead."""

@@ -57,8 +57,8 @@ class _Connection:
             Broke: it ended; the text says why, as far as that was told.
         """
         if self._early:
-            data, self._early = bytes(self._early), bytearray()
-            return data
+            early, self._early = bytes(self._early), bytearray()
+            return early
         while True:
             message = await self.socket.receive()
             if message.type is not aiohttp.WSMsgType.BINARY:
