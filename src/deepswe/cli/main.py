@@ -7,7 +7,7 @@ import sys
 import typer
 
 from deepswe import __version__
-from deepswe.cli import rank, report, reproduce, rollout, sandbox, tasks, train
+from deepswe.cli import audit, rank, report, reproduce, rollout, sandbox, tasks, train
 from deepswe.errors import DeepsweError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(rank.rank)
 app.command()(rank.curves)
+app.command()(audit.audit)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(sandbox.app, name="sandbox")
 

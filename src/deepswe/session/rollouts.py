@@ -16,7 +16,8 @@ from deepswe.progress import Progress
 from deepswe.rollout.reference import noop_policy, reference_policy
 from deepswe.rollout.scheduler import Batch
 from deepswe.rollout.store import TrajectoryStore
-from deepswe.session.parts import Parts, find_task, run_to_end
+from deepswe.session.interrupt import run_to_end
+from deepswe.session.parts import Parts, find_task
 from deepswe.training.run import own_run
 from deepswe.types import Trajectory
 

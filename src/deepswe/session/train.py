@@ -18,8 +18,9 @@ from deepswe.progress import Progress
 from deepswe.rollout.reference import reference_policy
 from deepswe.rollout.scheduler import Batch, Scheduler
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.interrupt import run_to_end
 from deepswe.session.outputs import IMITATION, summarise, write_outputs
-from deepswe.session.parts import Parts, run_to_end
+from deepswe.session.parts import Parts
 from deepswe.training.checkpoint import latest, save_checkpoint
 from deepswe.training.imitation import Imitation
 from deepswe.training.learner import Learner

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from deepswe.session.parts import run_to_end
+from deepswe.session.interrupt import run_to_end
 
 
 def test_sigterm_ends_a_run_though_its_loop_is_full_of_wakeups() -> None:
