@@ -22,7 +22,7 @@ from pathlib import Path
 
 from deepswe.cli.progress import TerminalProgress
 from deepswe.config import SandboxConfig
-from deepswe.errors import SandboxError
+from deepswe.errors import SandboxError, SandboxUnavailable
 from deepswe.progress import Progress
 from deepswe.sandbox.base import SandboxSpec
 from deepswe.sandbox.bench import descendants
@@ -34,7 +34,8 @@ SETTLE_S = 60.0
 MARK = "7731"
 """The daemons sleep for this many seconds and more, by which they are found."""
 KINDS = ("sandbox", "server", "launcher", "client")
-WEIGHTS = (10, 10, 2, 1)
+WEIGHTS = (20, 20, 3, 2)
+STARTS_A_KILL = 4
 DAEMONS = f"(setsid sleep {MARK}1 &); (setsid sh -c 'trap \"\" TERM; sleep {MARK}2' &); echo x > file; sleep 0.0$RANDOM"
 
 
@@ -54,8 +55,11 @@ async def client() -> None:
                     return
 
     while True:
-        async with SandboxPool(SandboxConfig(concurrency=AT_ONCE), "kill") as pool:
-            await asyncio.gather(*(lives(pool) for _ in range(AT_ONCE)))
+        try:
+            async with SandboxPool(SandboxConfig(concurrency=AT_ONCE), "kill") as pool:
+                await asyncio.gather(*(lives(pool) for _ in range(AT_ONCE)))
+        except SandboxUnavailable:  # its launcher was killed as it started
+            continue
 
 
 class Driver:
@@ -88,12 +92,13 @@ class Driver:
     def torment(self, process: subprocess.Popen[bytes]) -> None:
         """Kill until the client is gone or there were enough starts."""
         while self.starts < self.wanted and process.poll() is None:
-            time.sleep(self.rng.expovariate(1 / 0.15))
-            self.count(process)
+            goal = self.starts + 1 + self.rng.expovariate(1 / STARTS_A_KILL)
+            while self.starts < goal and process.poll() is None:
+                time.sleep(0.005)
+                self.count(process)
+            time.sleep(self.rng.uniform(0, 0.1))
             kind = self.rng.choices(KINDS, WEIGHTS)[0]
             victims = [process.pid] if kind == "client" else find(process.pid, kind)
-            if kind == "client" and self.starts == 0:
-                continue
             if victims:
                 kill(self.rng.choice(victims))
                 self.kills[kind] += 1

@@ -19,13 +19,15 @@ from deepswe.errors import SandboxError
 from deepswe.progress import Progress
 from deepswe.sandbox.base import Limits, SandboxSpec
 from deepswe.sandbox.pool import SandboxPool
-from deepswe.sandbox.view import prepare_host, view
+from deepswe.sandbox.view import interpreter, prepare_host, view
 
 FEW, MANY = 64, 512
 START_RATIO = 1.5
 EXEC_MS = 3.0
 DOCKER_RATIO = 15.0
 PSS_MIB = 6.0
+INTERPRETER = (interpreter(), "-I", "-S", "-E", "-X", "utf8", "-c", "import posix; posix._exit(0)")
+"""What a sandbox's server runs on; without the interpreter's own clearing up."""
 _DOCKER_S = 60.0
 
 
@@ -35,7 +37,8 @@ class Figures:
 
     Attributes:
         start_p50_ms: from the request to a sandbox that runs commands, taken from a pool.
-        bwrap_p50_ms: `bwrap` with the same arguments and `true`, from spawn to end.
+        bwrap_p50_ms: bare `bwrap` with the same arguments and the same interpreter, from spawn to its end.
+        bwrap_true_p50_ms: the same with `true` in place of the interpreter, which a sandbox needs to run commands.
         docker_p50_ms: `docker run --rm` of `true`; None where no engine answers or it has no image.
         exec_p50_ms, stop_p50_ms: `true` in a live sandbox, and its end.
         alive_64_per_s, alive_512_per_s: starts per second up to so many alive at once.
@@ -45,6 +48,7 @@ class Figures:
 
     start_p50_ms: float
     bwrap_p50_ms: float
+    bwrap_true_p50_ms: float
     docker_p50_ms: float | None
     exec_p50_ms: float
     stop_p50_ms: float
@@ -84,12 +88,13 @@ def measure(progress: Progress, *, samples: int = 100, few: int = FEW, many: int
 
 async def _measure(progress: Progress, samples: int, few: int, many: int) -> Figures:
     progress.begin("start, exec, stop", samples)
-    starts, execs, stops, bares, dockers = await _one_at_a_time(progress, samples)
+    starts, execs, stops, bares, trues, dockers = await _one_at_a_time(progress, samples)
     few_rate, few_failures, _ = await _alive(progress, few)
     many_rate, many_failures, pss = await _alive(progress, many)
     return Figures(
         start_p50_ms=_p50_ms(starts),
         bwrap_p50_ms=_p50_ms(bares),
+        bwrap_true_p50_ms=_p50_ms(trues),
         docker_p50_ms=_p50_ms(dockers) if dockers else None,
         exec_p50_ms=_p50_ms(execs),
         stop_p50_ms=_p50_ms(stops),
@@ -106,12 +111,12 @@ def _p50_ms(seconds: Sequence[float]) -> float:
 
 
 async def _one_at_a_time(progress: Progress, samples: int) -> tuple[list[float], ...]:
-    starts, execs, stops, bares, dockers = ([] for _ in range(5))
+    starts, execs, stops, bares, trues, dockers = ([] for _ in range(6))
     image = docker_image()
     with bare_bwrap() as bare:
         async with SandboxPool(SandboxConfig(), "bench") as pool:
             await pool.check()
-            bare()
+            bare(INTERPRETER)
             for turn in range(samples):
                 started = time.perf_counter()
                 async with pool.open(SandboxSpec()) as sandbox:
@@ -122,29 +127,31 @@ async def _one_at_a_time(progress: Progress, samples: int) -> tuple[list[float],
                         execs.append(time.perf_counter() - started)
                     started = time.perf_counter()
                 stops.append(time.perf_counter() - started)
-                bares.append(bare())
+                bares.append(bare(INTERPRETER))
+                trues.append(bare(("/usr/bin/true",)))
                 if image and turn % 10 == 0:
                     dockers.append(_docker_run(image))
                 progress.advance()
-    return starts, execs, stops, bares, dockers
+    return starts, execs, stops, bares, trues, dockers
 
 
 @contextmanager
-def bare_bwrap() -> Iterator[Callable[[], float]]:
-    """A function that runs bubblewrap with the arguments of a sandbox and `true`; gives the seconds it took."""
+def bare_bwrap() -> Iterator[Callable[[Sequence[str]], float]]:
+    """A function that runs a program by bubblewrap with a sandbox's arguments; gives the seconds it took."""
     with tempfile.TemporaryDirectory(prefix="deepswe-bench-") as name:
         host = prepare_host(Path(name))
         shown = view(host, SandboxSpec())
         for directory, mode in shown.directories:
             (host.upper / directory).mkdir(mode=mode)
-        argv = [*host.head, *shown.argv, *host.tail[: host.tail.index("--")], "--", "/usr/bin/true"]
+        argv = [*host.head, *shown.argv, *host.tail[: host.tail.index("--")], "--"]
         rules = os.open(host.seccomp, os.O_RDONLY)
         place = argv.index("--seccomp") + 1
 
-        def run() -> float:
+        def run(program: Sequence[str]) -> float:
+            command = [*argv[:place], str(rules), *argv[place + 1 :], *program]
             os.lseek(rules, 0, os.SEEK_SET)
             started = time.perf_counter()
-            subprocess.run([*argv[:place], str(rules), *argv[place + 1 :]], env={}, pass_fds=[rules], check=True)
+            subprocess.run(command, env={}, pass_fds=[rules], check=True)
             return time.perf_counter() - started
 
         try:

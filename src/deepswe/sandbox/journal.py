@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepswe.errors import SandboxUnavailable
 from deepswe.sandbox.base import EXPIRES, OWNER, RUN, TASK, SandboxRecord
-from deepswe.sandbox.owner import PREFIX, is_abandoned, judge, read_owner
+from deepswe.sandbox.owner import PREFIX, is_abandoned, judge, read_owner, start_time
 
 FILE = "sandboxes.jsonl"
 COMPACT_AT = 2000
@@ -34,7 +36,8 @@ def base_directory() -> Path:
 
 
 def reap_directories(base: Path) -> list[Path]:
-    """Remove the directories of pools whose owners are dead; returns them."""
+    """End what is left of pools whose owners are dead, and remove their directories; returns these."""
+    reap_processes(os.getuid())
     found = []
     for path in base.iterdir():
         try:
@@ -45,6 +48,42 @@ def reap_directories(base: Path) -> list[Path]:
             shutil.rmtree(path, ignore_errors=True)
             found.append(path)
     return found
+
+
+def reap_processes(uid: int) -> list[int]:
+    """Kill the processes of sandboxes whose owners are dead; returns their ids once they are gone, or after 5 s.
+
+    They die with their owners, but for one: a child of bubblewrap whose parent was killed in its first milliseconds.
+    It is known by the pool's directory in its arguments.
+    """
+    found = {pid: start_time(pid) for pid in find_processes(uid, is_abandoned)}
+    for pid in found:
+        _kill(pid)
+    give_up = time.monotonic() + 5
+    while any(start_time(pid) == start for pid, start in found.items()) and time.monotonic() < give_up:
+        time.sleep(0.01)
+    return list(found)
+
+
+def find_processes(uid: int, wanted: Callable[[str], bool]) -> list[int]:
+    """Processes of a user with a pool's directory in their arguments whose name is wanted."""
+    pattern = re.compile(rf"/deepswe-sandboxes-{uid}/({PREFIX}[0-9a-z-]+)/".encode())
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else ()):
+        try:
+            match = pattern.search(Path(f"/proc/{name}/cmdline").read_bytes())
+        except OSError:
+            continue
+        if match and wanted(match[1].decode()):
+            found.append(int(name))
+    return found
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ through a pidfd: when that dies, by whatever signal, it ends, and with it every 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -102,20 +103,29 @@ class Launcher:
         first = min(expires for _, _, _, expires in self.alive.values())
         return max(0, min(3_600_000, int((first - time.monotonic()) * 1000) + 1))
 
+    def end(self) -> None:
+        """End all sandboxes."""
+        for _, process, _, _ in self.alive.values():
+            end_group(process)
+
     def expire(self) -> None:
         """Kill the sandboxes that are older than they may be: their supervisor may hang."""
         now = time.monotonic()
         for _, process, _, expires in self.alive.values():
             if expires <= now:
-                os.kill(process, signal.SIGKILL)
+                end_group(process)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Tell the supervisor."""
-        self.socket.sendall(json.dumps(message).encode())
+        """Tell the supervisor; nobody if it is gone, which the loop will see."""
+        with contextlib.suppress(ConnectionError):
+            self.socket.sendall(json.dumps(message).encode())
 
     def receive(self) -> bool:
         """Act on one request; False if the supervisor is gone."""
-        data, descriptors, _, _ = socket.recv_fds(self.socket, MESSAGE_BYTES, 1)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.socket, MESSAGE_BYTES, 1)
+        except ConnectionError:
+            return False
         if not data:
             return False
         request = json.loads(data)
@@ -124,7 +134,7 @@ class Launcher:
         elif request["op"] == "kill":
             for name, process, _, _ in self.alive.values():
                 if name == request["name"]:
-                    os.kill(process, signal.SIGKILL)
+                    end_group(process)
         return True
 
     def start(self, request: dict[str, Any], control: int) -> None:
@@ -149,6 +159,7 @@ class Launcher:
     def ended(self, descriptor: int) -> None:
         """Collect one sandbox and report."""
         name, process, errors, expires = self.alive.pop(descriptor)
+        end_group(process)
         self.poll.unregister(descriptor)
         os.close(descriptor)
         _, status = os.waitpid(process, 0)
@@ -160,12 +171,26 @@ class Launcher:
         self.send({"name": name, "status": status, "stderr": words})
 
 
+def end_group(process: int) -> None:
+    """SIGKILL to a bubblewrap that was not collected yet, and to what it forked and has no session of its own yet.
+
+    A bubblewrap that dies in its first milliseconds leaves a child that waits for it for ever: this child is in its
+    process group, but not yet bound to its life.
+    """
+    for kill in (os.killpg, os.kill):
+        try:
+            kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
 def become(request: dict[str, Any], control: int, errors: int, launcher: int) -> NoReturn:
     """In the child: promise to die with the launcher, enter the control groups, make the tmpfs, become bubblewrap."""
     try:
         _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
         if os.getppid() != launcher:
             os._exit(1)
+        os.setpgid(0, 0)
         os.dup2(errors, 2)
         for path in request["cgroups"]:
             _write(path, "0")
@@ -198,6 +223,7 @@ def main() -> None:
         return
     launcher.send({"ready": True})
     launcher.run()
+    launcher.end()
 
 
 if __name__ == "__main__":

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +19,15 @@ from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxDied, SandboxStartError, SandboxUnsupported
 from deepswe.sandbox.base import EXPIRES, Limits, SandboxRecord, SandboxSpec
 from deepswe.sandbox.cgroups import Cgroups, Group
-from deepswe.sandbox.journal import FILE, Journal, base_directory, pool_directories, read_records, reap_directories
+from deepswe.sandbox.journal import (
+    FILE,
+    Journal,
+    base_directory,
+    find_processes,
+    pool_directories,
+    read_records,
+    reap_directories,
+)
 from deepswe.sandbox.launching import LAUNCHER_GONE, Launcher, explain_refusal
 from deepswe.sandbox.served import GRACE_S, SECOND_LOOK_S, Answer, ServedSandbox, Wire
 from deepswe.sandbox.view import disk_mib, environment, prepare_host, view
@@ -196,7 +207,7 @@ class Backend:
         """End every sandbox, then the launcher; remove the control groups."""
         if self._lives:
             await asyncio.wait([asyncio.ensure_future(self.stop(name)) for name in self._lives], timeout=2 * GRACE_S)
-        self._launcher.stop()
+        self._stop_launcher()
         for _ in range(100):
             if self._cgroups.clear():
                 return
@@ -204,8 +215,15 @@ class Backend:
 
     def abort(self) -> None:
         """End everything without waiting for it; a later pool removes the control groups that are left."""
-        self._launcher.stop()
+        self._stop_launcher()
         self._cgroups.clear()
+
+    def _stop_launcher(self) -> None:
+        """End the launcher, and what it may have left where it was killed itself."""
+        self._launcher.stop()
+        for pid in find_processes(os.getuid(), self._host.directory.name.__eq__):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def open_backend(config: SandboxConfig, run: str, directory: Path) -> Backend:
