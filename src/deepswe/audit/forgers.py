@@ -89,7 +89,8 @@ def garbage_collector(target: Target) -> str:
     """Find the function that reports and the list of wanted tests, report them all as passed, and leave."""
     code = """
 import gc, os, types
-_report = [f for f in gc.get_objects() if isinstance(f, types.FunctionType) and f.__name__ in ("report", "tell")]
+_report = [f for f in gc.get_objects() if isinstance(f, types.FunctionType) and f.__name__ in ("report", "tell")
+           and f.__code__.co_varnames[:2] == ("kind", "status")]
 _lists = [o for o in gc.get_objects() if isinstance(o, (list, tuple)) and o
           and all(isinstance(i, str) and "::" in i for i in o)]
 if _report and _lists:

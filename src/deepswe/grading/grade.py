@@ -121,7 +121,8 @@ def decide(result: ExecResult, report: Report, hidden: HiddenTests, sentinels: f
     if result.timed_out:
         return Graded(0.0, statuses, f"the tests took more than {hidden.timeout_s:.0f} s")
     if report.guarded and not report.ended:
-        return Ungraded(f"the reporter of the tests died (exit code {result.exit_code})", "grading.reporter")
+        words = f"the report of the tests is cut off (exit code {result.exit_code}): {report.problem}"
+        return Ungraded(words, "grading.reporter")
     if report.problem:
         return Graded(0.0, statuses, f"{report.problem} (exit code {result.exit_code})")
     if any(report.statuses.get(test) == "passed" for test in sentinels):
