@@ -12,10 +12,11 @@ import pytest
 from deepswe.progress import Silent
 from deepswe.tasks.bundled import RepositoryRecipe, RepositorySource, make_hidden_tests, make_task
 from deepswe.tasks.synth.find import Finder, Plan, Verdict, key_of, search
+from deepswe.tasks.synth.isolation import find_bubblewrap
 from deepswe.tasks.synth.mutation import Mutation, Site
 from deepswe.tasks.synth.profile import Profile, measure
 from deepswe.tasks.synth.refusal import ProjectRefused
-from deepswe.tasks.synth.warm import WarmBench, find_bubblewrap
+from deepswe.tasks.synth.warm import WarmBench
 
 CODE = '''def clamp(value, low, high):
     """Return the value, moved into the range from low to high."""
@@ -106,7 +107,7 @@ def test_profile_tells_which_tests_run_a_line(profile: Profile) -> None:
     assert len(profile.passing) == 15
     assert len(profile.covering["calc.py"][3]) == 13
     assert profile.covering["calc.py"][8] == {"tests/test_calc.py::test_counts", "tests/test_calc.py::test_both"}
-    assert "pytest" in profile.modules
+    assert "_pytest.python" in profile.modules
     assert "calc" not in profile.modules
 
 

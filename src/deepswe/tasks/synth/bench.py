@@ -12,7 +12,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepswe.tasks.bundled import RepositorySource
+from deepswe.tasks.synth.isolation import find_bubblewrap
 
 PROBE = Path(__file__).with_name("probe.py")
 _MEMORY_BYTES = 2 << 30
@@ -192,8 +192,8 @@ class Bench:
         return text if process.returncode in (0, 1) else None
 
     def _isolation(self, path: Sequence[Path]) -> list[str]:
-        bwrap = shutil.which("bwrap", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}")
-        if bwrap is None:
+        bwrap = find_bubblewrap()
+        if not bwrap:
             return []
         place = str(self._place)
         namespaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]

