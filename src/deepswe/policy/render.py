@@ -206,13 +206,14 @@ class Renderer:
                 tokens += self._encode(piece)
         return tokens
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str, *, plain: bool = False) -> tuple[int, ...]:
         with boundary("policy.render", PolicyError):
+            self._encoder.encode_special_tokens = plain
             return tuple(self._encoder.encode(text, add_special_tokens=False).ids)
 
     def _encode_plain(self, text: str) -> tuple[int, ...]:
-        with boundary("policy.render", PolicyError):
-            return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        """No special token is read out of the text."""
+        return self._encode(text, plain=True)
 
     def _text(self, tokens: Sequence[int]) -> str:
         with boundary("policy.render", PolicyError):
