@@ -35,6 +35,7 @@ from deepswe.sandbox.container_spec import (
     container_body,
     enforced,
     environment,
+    interpreter_env,
     labels_of,
     make_plan,
     read_record,
@@ -291,7 +292,8 @@ class Backend:
             await self._must(sandbox, [python, "-I", "-S", "-c", _UNPACK, layer.target], archive)
 
     async def _must(self, sandbox: ContainerSandbox, argv: Sequence[str], stdin: bytes) -> None:
-        result = await sandbox.exec(argv, timeout_s=SETUP_S, stdin=stdin, cwd="/")
+        env = interpreter_env(self._own)
+        result = await sandbox.exec(argv, timeout_s=SETUP_S, stdin=stdin, cwd="/", env=env)
         if result.exit_code:
             raise SandboxStartError(
                 f"sandbox {sandbox.id} could not be set up: {result.stderr.decode('utf-8', 'replace').strip()[-500:]}"

@@ -223,7 +223,7 @@ def container_body(
         "User": plan.user,
         "WorkingDir": "/",
         "Hostname": "sandbox",
-        "Env": [],
+        "Env": [f"{name}={value}" for name, value in interpreter_env(config).items()],
         "Labels": labels_of(name, spec.labels),
         "Tty": False,
         "OpenStdin": True,
@@ -237,6 +237,11 @@ def container_body(
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": _host_config(plan, config, engine),
     }
+
+
+def interpreter_env(config: ContainerConfig) -> dict[str, str]:
+    """Variables of an interpreter that the config brings: its shared library may be linked by another path."""
+    return {"LD_LIBRARY_PATH": f"{BUNDLE}/lib"} if config.interpreter else {}
 
 
 def _host_config(plan: Plan, config: ContainerConfig, engine: str) -> dict[str, Any]:
