@@ -20,6 +20,7 @@ from deepswe.analysis.record import Row, RunRecord, number, read_run, total
 from deepswe.analysis.samples import AttemptNote, Sample, choose_samples, note_attempts, read_samples
 from deepswe.errors import RunError, boundary
 from deepswe.evaluation.metrics import Difference, Estimate, paired_difference, pass_at_1
+from deepswe.rollout.canaries import CANARY, KINDS
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
 
@@ -109,6 +110,7 @@ def render_report(run: RunRecord, *, opening: Callable[[Sequence[int]], str] | N
         evaluations=[_evaluation_line(row) for row in run.of_kind("evaluation")],
         groupings=make_groupings(notes),
         counts=make_counts(notes),
+        signs=make_signs(notes),
         test_runs=total(tested, "grade_runs"),
         test_runs_reused=total(tested, "grade_reused"),
         test_runs_where="in all" if {"train", "evaluation"} <= {row["kind"] for row in tested} else "in training",
@@ -135,7 +137,7 @@ def make_headlines(notes: Sequence[AttemptNote]) -> tuple[Headline, ...]:
 def make_groupings(notes: Sequence[AttemptNote]) -> dict[str, tuple[GroupLine, ...]]:
     """For each tag that divides the evaluated tasks into a readable number of groups: pass@1 by split and value."""
     evaluated = [note for note in notes if note.name in ("before", "after")]
-    keys = dict.fromkeys(key for note in evaluated for key in note.tags if key != "split")
+    keys = dict.fromkeys(key for note in evaluated for key in note.tags if key not in ("split", CANARY))
     tables = {}
     for key in sorted(keys, key=lambda key: (key != "kind", list(keys).index(key))):
         groups = sorted({(note.split, note.tags.get(key, "")) for note in evaluated})
@@ -152,6 +154,16 @@ def make_counts(notes: Sequence[AttemptNote]) -> tuple[CountLine, ...]:
         lines.append(_count_line(label, [note for note in notes if note.label == label]))
     if len(lines) > 1:
         lines.append(_count_line("all", notes))
+    return tuple(lines)
+
+
+def make_signs(notes: Sequence[AttemptNote]) -> tuple[CountLine, ...]:
+    """Attempts by sign of cheating, one line a phase that has any."""
+    lines = []
+    for label in dict.fromkeys(note.label for note in notes if note.tags.get(CANARY)):
+        held = [note for note in notes if note.label == label]
+        found = [kind for note in held for kind in note.tags.get(CANARY, "").split(",")]
+        lines.append(CountLine(label, len(held), {kind: found.count(kind) for kind in KINDS}))
     return tuple(lines)
 
 

@@ -9,6 +9,7 @@ from deepswe.config import EvaluationConfig
 from deepswe.envs.base import Suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.metrics import count_endings, count_grades, outcomes_by_task, pass_at_1
+from deepswe.rollout.canaries import count_canaries
 from deepswe.rollout.scheduler import Batch
 from deepswe.types import Trajectory
 
@@ -44,7 +45,7 @@ def evaluation_batches(
 
 
 def evaluation_row(trajectories: Iterable[Trajectory]) -> Row:
-    """pass@1 with its interval, and the counts by ending and by grade.
+    """pass@1 with its interval, and the counts by ending, by grade and by sign of cheating.
 
     Raises:
         ValueError: no attempt has a verdict.
@@ -59,6 +60,7 @@ def evaluation_row(trajectories: Iterable[Trajectory]) -> Row:
         "attempts": estimate.attempts,
         "endings": count_endings(held),
         "grades": count_grades(held),
+        "canaries": count_canaries(held),
         "length_mean": sum(t.length for t in held) / len(held),
         "steps_mean": sum(len(t.steps) for t in held) / len(held),
     }

@@ -12,6 +12,7 @@ from deepswe.errors import RunError
 from deepswe.policy.base import Policy, Renderer
 from deepswe.rollout.agent import run_attempt
 from deepswe.rollout.attempt import Attempt, derive_seed
+from deepswe.rollout.canaries import canary_tags
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
 
@@ -139,7 +140,7 @@ class Scheduler:
                 graded=self._graded,
             )
             if trajectory.ending not in retried or attempt.retries >= self._rollout.max_retries:
-                return replace(trajectory, tags=dict(self._suite.describe(task)))
+                return replace(trajectory, tags={**self._suite.describe(task), **canary_tags(trajectory)})
             attempt = replace(attempt, retries=attempt.retries + 1)
 
 

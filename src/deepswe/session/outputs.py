@@ -10,6 +10,7 @@ from deepswe.analysis.report import write_report
 from deepswe.config import Recipe
 from deepswe.evaluation.metrics import count_endings, count_grades, outcomes_by_task, paired_difference, pass_at_1
 from deepswe.evaluation.run import evaluation_phase
+from deepswe.rollout.canaries import count_canaries
 from deepswe.rollout.store import TrajectoryStore
 
 IMITATION = "imitation"
@@ -31,7 +32,7 @@ def summarise(recipe: Recipe, store: TrajectoryStore, *, steps: int, wall_s: flo
 
     Returns:
         pass_at_1_before, pass_at_1_after, difference, ci95 [low, high] (paired by task), tasks and attempts of the
-        first evaluation split; the same for each split under `splits`; endings and grades, counted over every
+        first evaluation split; the same for each split under `splits`; endings, grades and canaries, over every
         trajectory but the reference solver's; steps; wall_s.
     """
     splits = {split: _summarise_split(recipe, store, split) for split in recipe.evaluation.splits}
@@ -41,6 +42,7 @@ def summarise(recipe: Recipe, store: TrajectoryStore, *, steps: int, wall_s: flo
         "splits": splits,
         "endings": count_endings(attempts),
         "grades": count_grades(attempts),
+        "canaries": count_canaries(attempts),
         "steps": steps,
         "wall_s": round(wall_s, 1),
     }
