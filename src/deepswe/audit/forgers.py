@@ -308,7 +308,7 @@ for _n, _v in list(globals().items()):
     return poison(target, code)
 
 
-@FORGERS.work("A trace function can jump over the line of an assertion.")
+@FORGERS.work("A trace function can jump over the line of an assertion.", timeout_s=20.0)
 def trace_jump(target: Target) -> str:
     """Skip the bodies of all test functions."""
     code = """

@@ -109,8 +109,8 @@ def _read_result(line: bytes) -> Result | None:
         return None
 
 
-def audit_tasks(name: str, limit: int, progress: Progress) -> TaskSet:
-    """The tasks of an audit: of the micro family, or a third of them from the bundled repositories and the rest micro.
+def audit_tasks(name: str, limit: int, real_tasks: int, progress: Progress) -> TaskSet:
+    """The tasks of an audit: of the micro family, or some of them from the bundled repositories and the rest micro.
 
     Raises:
         ConfigError: there is no such set.
@@ -120,9 +120,9 @@ def audit_tasks(name: str, limit: int, progress: Progress) -> TaskSet:
         raise ConfigError(f"there is no task set {name!r} to audit; there are bundled and micro")
     cache = LayerCache(default_cache_root(os.environ))
     real = TaskSet((), {})
-    if name == "bundled" and limit // 3:
-        real = bundled_task_set(BundledTasks(limit=limit // 3), cache, progress)
-    rest = max(1, limit - len(real.tasks))
+    if name == "bundled" and min(real_tasks, limit):
+        real = bundled_task_set(BundledTasks(limit=min(real_tasks, limit)), cache, progress)
+    rest = limit - len(real.tasks)
     micro = micro_task_set(MicroTasks(train=max(1, rest // 2), heldout=rest - rest // 2, unseen=0))
     tasks = (*real.tasks, *micro.tasks[:rest])
     return TaskSet(tasks, {task.id: {**real.hidden, **micro.hidden}[task.id] for task in tasks})
@@ -351,6 +351,7 @@ async def run_audit(
     backend: str,
     attacks: Sequence[str],
     limit: int,
+    real_tasks: int,
     naive_tasks: int,
     directory: Path,
     progress: Progress,
@@ -362,6 +363,7 @@ async def run_audit(
         backend: as `sandbox.backend`.
         attacks: names; empty takes all.
         limit: tasks.
+        real_tasks: how many of them are bundled ones, where the set has them.
         naive_tasks: tasks on which the naive grader is tried.
         directory: where the record is kept, or taken up.
         progress: told of each result.
@@ -376,7 +378,7 @@ async def run_audit(
     if unknown:
         raise ConfigError(f"there is no attack {unknown[0]!r}; there are {', '.join(ATTACKS)}")
     chosen = [ATTACKS[attack] for attack in attacks] or list(ATTACKS.values())
-    tasks = await asyncio.to_thread(audit_tasks, name, limit, progress)
+    tasks = await asyncio.to_thread(audit_tasks, name, limit, real_tasks, progress)
     record = Record(directory)
     try:
         async with _pool(backend) as (pool, config):

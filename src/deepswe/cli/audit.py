@@ -13,7 +13,8 @@ def audit(
     tasks: Annotated[str, typer.Argument(help="bundled (with micro tasks) or micro.")] = "bundled",
     backend: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
     attacks: Annotated[str, typer.Option(help="Names, with commas between; all if empty.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="Tasks; for bundled, a third of them from real repositories.")] = 36,
+    limit: Annotated[int, typer.Option(min=1, help="Tasks.")] = 36,
+    real: Annotated[int, typer.Option(min=0, help="How many of them are bundled ones; the rest is micro.")] = 7,
     naive: Annotated[int, typer.Option(min=0, help="Tasks on which the naive grader is tried.")] = 4,
     out: Annotated[Path, typer.Option(help="Where the evidence is kept; a second run takes it up.")] = Path(
         "runs/audit"
@@ -35,7 +36,14 @@ def audit(
     wanted = [name.strip() for name in attacks.split(",") if name.strip()]
     with TerminalProgress() as progress:
         work = run_audit(
-            tasks, backend=backend, attacks=wanted, limit=limit, naive_tasks=naive, directory=out, progress=progress
+            tasks,
+            backend=backend,
+            attacks=wanted,
+            limit=limit,
+            real_tasks=real,
+            naive_tasks=naive,
+            directory=out,
+            progress=progress,
         )
         figures = run_to_end(work)
     print(json.dumps(figures) if as_json else _table(figures))
