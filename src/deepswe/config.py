@@ -87,6 +87,54 @@ class BundledTasks(Section):
     """At most this many tasks; 0 takes all."""
 
 
+class SamplerConfig(Section):
+    """Which training tasks are drawn, and how often, by the pass rates that `deepswe tasks rate` measured."""
+
+    scheme: Literal["uniform", "band", "inverse", "uncertain"] = "uniform"
+    """`uniform` and `band` treat all tasks within the bounds alike; `inverse` draws hard ones more often, and
+    `uncertain` those that are solved about half of the time."""
+    low: Fraction = 0.0
+    """Least pass rate of a task that is drawn."""
+    high: Fraction = 1.0
+    """Greatest pass rate of a task that is drawn."""
+    unrated: bool = True
+    """Draw tasks that were never attempted, as if half of their attempts had solved them."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low {self.low} is larger than high {self.high}")
+        return self
+
+
+class TaskSetTasks(Section):
+    """A task set in a file: imported from a public source, or made by `deepswe tasks`."""
+
+    kind: Literal["taskset"] = "taskset"
+    path: Path
+    """A file that `deepswe.tasks.taskset` reads: .parquet, .jsonl.zst or .jsonl."""
+    repositories: tuple[str, ...] = ()
+    """Only these; empty takes all."""
+    difficulties: tuple[str, ...] = ()
+    """Only tasks whose tag "difficulty" is one of these; empty takes all."""
+    max_runtime_s: float = Field(default=0.0, ge=0)
+    """Only tasks one grading of which was measured to take no longer; 0 is no limit."""
+    unvalidated: bool = False
+    """Take tasks, too, that were never validated. Flaky and unsound ones are never taken."""
+    heldout: tuple[str, ...] = ()
+    """Repositories of the split "heldout"."""
+    heldout_share: Fraction = 0.0
+    """Share of the repositories that is held out, chosen by a hash of their names. With neither this nor `heldout` the
+    splits are those of the file."""
+    allow_contaminated: bool = False
+    """Train on tasks of evaluation benchmarks. What is then measured on those benchmarks means nothing."""
+    limit: int = Field(default=0, ge=0)
+    """At most this many tasks; 0 takes all."""
+    seed: int = 0
+    """Chooses the held-out repositories."""
+    sampler: SamplerConfig = SamplerConfig()
+
+
 class FrozenLakeTasks(Section):
     """Seeded maps of the FrozenLake puzzle."""
 
@@ -115,7 +163,7 @@ class FrozenLakeTasks(Section):
         return self
 
 
-TasksConfig = Annotated[MicroTasks | BundledTasks | FrozenLakeTasks, Field(discriminator="kind")]
+TasksConfig = Annotated[MicroTasks | BundledTasks | TaskSetTasks | FrozenLakeTasks, Field(discriminator="kind")]
 
 
 class ContainerConfig(Section):

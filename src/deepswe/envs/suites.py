@@ -8,19 +8,23 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deepswe.config import BundledTasks, FrozenLakeTasks, MicroTasks, Recipe
+from deepswe.config import BundledTasks, FrozenLakeTasks, MicroTasks, Recipe, TaskSetTasks
 from deepswe.envs.base import Suite
 from deepswe.envs.frozenlake import FrozenLakeSuite
 from deepswe.envs.solvers import Solver, gold_solver
 from deepswe.envs.swe import SweSuite
+from deepswe.errors import ConfigError
 from deepswe.grading.tree import Workshop
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
+from deepswe.tasks.difficulty import weights
 from deepswe.tasks.layers import LayerCache, default_cache_root
+from deepswe.tasks.select import select_tasks
 from deepswe.tasks.synth.micro.generate import micro_task_set
 from deepswe.tasks.synth.micro.solver import micro_solver
 from deepswe.tasks.task import HiddenTests, Task, TaskSet
+from deepswe.tasks.taskset import load_task_set
 from deepswe.types import ToolCall
 
 UNBOUNDED = 1 << 16
@@ -35,11 +39,13 @@ class OpenSuite:
         suite: the tasks and their environments.
         capacity: attempts that can be in flight at once.
         counters: running counts worth logging, such as test runs.
+        weights: how often each task of the split "train" is drawn; empty treats all alike.
     """
 
     suite: Suite
     capacity: int
     counters: Callable[[], Mapping[str, int]] = dict
+    weights: tuple[float, ...] = ()
 
 
 @asynccontextmanager
@@ -56,19 +62,50 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
     async with SandboxPool(recipe.sandbox, recipe.run.name) as pool:
         # A thread, so that an interrupt does not wait for a build.
         tasks = await asyncio.to_thread(_build, recipe.tasks, cache, progress)
+        check_runnable(tasks, recipe.sandbox.backend, cache)
         workshop = Workshop(pool.open, cache.path, limits_of(recipe.sandbox), {"run": recipe.run.name})
         suite = SweSuite(tasks, workshop, recipe.agent, solver=_solver(recipe))
 
         def counters() -> dict[str, int]:
             return {"grade_runs": suite.counts.runs, "grade_reused": suite.counts.reuses}
 
-        yield OpenSuite(suite, pool.concurrency, counters)
+        yield OpenSuite(suite, pool.concurrency, counters, _weights(recipe, tasks))
 
 
-def _build(tasks: MicroTasks | BundledTasks, cache: LayerCache, progress: Progress) -> TaskSet:
+def check_runnable(tasks: TaskSet, backend: str, cache: LayerCache) -> None:
+    """Find out now that a backend has no images, or that a layer is not built.
+
+    Raises:
+        ConfigError: it cannot run one of the tasks.
+    """
+    for task in tasks.tasks:
+        if task.image is not None and backend == "bubblewrap":
+            raise ConfigError(
+                f"task {task.id} runs in the image {task.image.name}, and sandbox.backend bubblewrap has no images; "
+                "choose a container backend"
+            )
+        for key in (task.repository.base, task.repository.environment):
+            if key is not None and key not in cache:
+                raise ConfigError(
+                    f"layer {key} of task {task.id} is not in the cache {cache.root}; "
+                    "build it with `deepswe tasks restore`"
+                )
+
+
+def _build(tasks: MicroTasks | BundledTasks | TaskSetTasks, cache: LayerCache, progress: Progress) -> TaskSet:
     if isinstance(tasks, MicroTasks):
         return micro_task_set(tasks)
+    if isinstance(tasks, TaskSetTasks):
+        return select_tasks(load_task_set(tasks.path), tasks)
     return bundled_task_set(tasks, cache, progress)
+
+
+def _weights(recipe: Recipe, tasks: TaskSet) -> tuple[float, ...]:
+    if not isinstance(recipe.tasks, TaskSetTasks):
+        return ()
+    sampler = recipe.tasks.sampler
+    training = tasks.only([task.id for task in tasks.split("train")])
+    return weights(training, sampler.scheme, low=sampler.low, high=sampler.high, unrated=sampler.unrated)
 
 
 def _solver(recipe: Recipe) -> Solver:
