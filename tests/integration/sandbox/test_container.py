@@ -11,6 +11,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ def test_an_image_without_python_is_refused_and_runs_with_an_interpreter_that_is
     if prefix == "/usr":
         pytest.skip("the interpreter of this machine is the system's, not one in a directory of its own")
     config = settings(engine, interpreter=prefix)
-    assert run_in(config, spec, "command -v python3 || echo none") == "none\n"
+    assert run_in(config, replace(spec, workdir="/tmp"), "command -v python3 || echo none") == "none\n"
 
 
 def test_a_missing_image_is_a_typed_failure(engine: str) -> None:
