@@ -37,7 +37,7 @@ _ETC_FILES: Mapping[str, str] = {
     "hostname": "sandbox\n",
     "gitconfig": "[safe]\n\tdirectory = *\n",
 }
-_PACKAGES = ("site-packages", "dist-packages")
+_PACKAGES = ("site-packages", "dist-packages", "third_party", "_vendor", "vendored")
 _NO_INTERPRETER = (
     "doc",
     "man",
@@ -79,7 +79,9 @@ def find_bwrap() -> Path:
 
 @functools.cache
 def installed_packages() -> tuple[str, ...]:
-    """Every `site-packages` and `dist-packages` directory under /usr and the interpreter's prefix, outermost only.
+    """Every directory under /usr and the interpreter's prefix that holds other people's packages, outermost only.
+
+    Those are `site-packages` and `dist-packages`, and what programs ship for themselves, such as `third_party`.
 
     A standard library is looked into only one level deep, and large trees that hold no interpreter not at all: a first
     walk through all of /usr takes seconds.
