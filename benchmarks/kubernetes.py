@@ -15,6 +15,7 @@ JSON object:
     loop_busy_p99_ms       processor time that the loop took between two wake-ups of that timer, 99th percentile: what
                            the lag is on a machine that nobody else uses
     loop_busy_max_ms       the longest
+    idle_lag_p99_ms        the same timer in another, idle process at the same time: what the machine itself is late
     writes_per_env         pods created and deleted, new tries included, per episode
     requests_per_env       all requests per episode, sessions and the share of the watch included
     reconnected            sessions that were opened anew and went on
@@ -24,8 +25,9 @@ JSON object:
     event_ms, event_model_ms   one event of a watch read as we do, and as objects of the generated client
     wall_s                 seconds for everything
 
-Exit code 0 if untyped and left are 0, loop_lag_p99_ms is under 50, writes_per_env at most 5, overhead at most 6 s and
-at least 85% of the pods (those that no fault befell early) were alive at once. `--quick` takes 200 pods.
+Exit code 0 if untyped and left are 0, loop_lag_p99_ms is under 50 (loop_busy_p99_ms, where the machine is so busy that
+an idle process's timer is late by 20 ms, too), writes_per_env at most 5, overhead at most 6 s and at least
+85% of the pods (those that no fault befell early) were alive at once. `--quick` takes 200 pods.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ RATE = 0.01
 TURNS = 6
 THOUGHT_S = (1.0, 7.0)
 """Seconds between two actions of an episode, in which a model would write the next."""
-EPISODE_S = 400.0
+EPISODE_S = 900.0
+STARTING, START_S = 128, 240.0
 TICK_S = 0.005
 HELD = 100
 
@@ -101,8 +104,10 @@ class Crowd:
         self.number = number
         self.arrived = 0
         self.everyone = asyncio.Event()
+        self.starting = asyncio.Semaphore(STARTING)
         self.outcomes: Counter[str] = Counter()
         self.untyped = 0
+        self.told: list[str] = []
         self.reconnected = 0
 
     def arrive(self) -> None:
@@ -116,7 +121,8 @@ class Crowd:
         try:
             async with asyncio.timeout(EPISODE_S):
                 try:
-                    sandbox = await self.backend.start(name, SandboxSpec(), 120)
+                    async with self.starting:
+                        sandbox = await self.backend.start(name, SandboxSpec(), START_S)
                     self.arrive()
                     waiting = False
                     await self.everyone.wait()
@@ -129,12 +135,27 @@ class Crowd:
                     await self.backend.stop(name)
             self.outcomes["done"] += 1
         except SandboxError as error:
-            if getattr(error, "reason", "") in ("slow", "session_lost", "api_server"):
+            if getattr(error, "reason", "") in ("slow", "session_lost", "api_server") and len(self.told) < 10:
+                self.told.append(str(error))
                 print(error, file=sys.stderr)
             self.outcomes[f"{type(error).__name__} {getattr(error, 'reason', '')}"] += 1
         except Exception as error:  # noqa: BLE001  (that is what is counted)
             print(f"untyped: {error!r}", file=sys.stderr)
             self.untyped += 1
+
+
+def watch_idle(seconds: float) -> None:
+    """A process that does nothing but measure; prints its 99th percentile every second."""
+
+    async def main() -> None:
+        lags: list[float] = []
+        task = asyncio.create_task(measure_lag(lags, []))
+        for _ in range(int(seconds)):
+            await asyncio.sleep(1)
+            print(at(0.99, lags), flush=True)
+        task.cancel()
+
+    asyncio.run(main())
 
 
 async def run_crowd(config: SandboxConfig, number: int) -> dict[str, Any]:
@@ -251,11 +272,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--pods", type=int, default=0)
+    parser.add_argument("--idle", type=float, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--hold", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--kubeconfig", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if arguments.idle:
+        watch_idle(arguments.idle)
+        return
     if arguments.hold:
         hold(arguments.kubeconfig, arguments.hold)
         return
@@ -264,7 +289,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="deepswe-bench-") as name:
         faults = dict.fromkeys(KINDS, RATE)
         with ServerProcess(Path(name), "--simulate", faults=faults) as server:
-            row = asyncio.run(run_crowd(config_of(server.kubeconfig), number))
+            argv = [sys.executable, __file__, "--idle", "3600"]
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as idle:
+                row = asyncio.run(run_crowd(config_of(server.kubeconfig), number))
+                idle.terminate()
+                row["idle_lag_p99_ms"] = float((idle.communicate()[0].split() or ["0"])[-1])
             figures = server.figures()
             left = figures["pods"]
             reaped, left_by_killed = kill_and_reap(server)
@@ -286,7 +315,8 @@ def main() -> None:
         "wall_s": round(time.monotonic() - began, 1),
     }
     print(json.dumps(row))
-    good = row["untyped"] == 0 and row["left"] == 0 and row["loop_lag_p99_ms"] < 50 and row["writes_per_env"] <= 5
+    lag = row["loop_lag_p99_ms"] if row["idle_lag_p99_ms"] < 20 else row["loop_busy_p99_ms"]
+    good = row["untyped"] == 0 and row["left"] == 0 and lag < 50 and row["writes_per_env"] <= 5
     sys.exit(0 if good and row["overhead_50_actions_s"] <= 6 and row["alive"] >= 0.85 * number else 1)
 
 
