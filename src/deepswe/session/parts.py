@@ -32,7 +32,7 @@ class Parts:
 
     def __init__(self, recipe: Recipe, opened: OpenSuite, store: TrajectoryStore, progress: Progress) -> None:
         self.recipe, self.suite, self.store, self.progress = recipe, opened.suite, store, progress
-        self.counters = opened.counters
+        self.counters, self.weights = opened.counters, opened.weights
         self._capacity = opened.capacity
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         torch.set_num_threads(recipe.run.threads or len(os.sched_getaffinity(0)))
@@ -54,7 +54,7 @@ class Parts:
         """
         agent = self.recipe.agent
         native = agent.format == "native" and agent.prompt == "full"
-        return ChatRenderer(loaded.tokenizer, tools=self.suite.tools() if native else ())
+        return ChatRenderer(loaded.tokenizer, tools=self.suite.tools() if native else (), thinking=agent.thinking)
 
     def engine(self, loaded: LoadedModel) -> EmbeddedPolicy:
         """An engine over that very model; a context."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deepswe.config import Recipe
+from deepswe.envs.base import HasId
 from deepswe.envs.suites import open_suite
+from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row
 from deepswe.policy.embedded import EmbeddedPolicy
 from deepswe.policy.models import LoadedModel
@@ -22,12 +24,12 @@ from deepswe.session.interrupt import run_to_end
 from deepswe.session.outputs import IMITATION, summarise, write_outputs
 from deepswe.session.parts import Parts
 from deepswe.training.checkpoint import latest, save_checkpoint
-from deepswe.training.imitation import Imitation
+from deepswe.training.imitation import Imitation, check_tokens, choose_records, write_anew
 from deepswe.training.learner import Learner
 from deepswe.training.loop import TrainingLoop, choose_tasks
 from deepswe.training.metrics import MetricsLog
 from deepswe.training.run import RunDirectory, own_run, write_json
-from deepswe.types import Trajectory
+from deepswe.types import Message, Trajectory
 
 
 def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress) -> Path:
@@ -114,7 +116,8 @@ class _Main:
 
     def _check_tasks(self) -> None:
         """Find out now, not after the imitation, that the task set is too small or lacks a split."""
-        choose_tasks(self._parts.suite.split("train"), count=self._recipe.rollout.tasks_per_step, step=0, seed=0)
+        count, weights = self._recipe.rollout.tasks_per_step, self._parts.weights
+        choose_tasks(self._parts.suite.split("train"), count=count, step=0, seed=0, weights=weights)
         evaluation_batches(self._parts.suite, self._recipe.evaluation, name="before", step=0)
 
     async def _learn(
@@ -132,6 +135,7 @@ class _Main:
             counters=self._parts.counters,
             evaluate=lambda name, step: self._evaluate(scheduler, name, step),
             save=lambda step: self._save(loaded, learner, step),
+            weights=self._parts.weights,
         )
         steps = await loop.run(start)
         await self._evaluate(scheduler, "after", steps)
@@ -159,7 +163,7 @@ class _Main:
             imitation.load_state_dict(checkpoint.learner_state())
         if imitation.updates >= config.steps:
             return
-        trajectories = await self._record_reference(renderer)
+        trajectories = await self._imitated_trajectories(loaded, renderer)
         progress.begin("imitation", config.steps)
         progress.advance(imitation.updates)
         every = max(1, config.steps // 5)
@@ -174,6 +178,36 @@ class _Main:
                 save_checkpoint(
                     self._imitated, imitation.updates, learner_state=imitation.state_dict(), state={}, keep=1
                 )
+
+    async def _imitated_trajectories(self, loaded: LoadedModel, renderer: ChatRenderer) -> tuple[Trajectory, ...]:
+        """The reference solver's, or recorded ones that are worth it, in the model's own tokens."""
+        config = self._recipe.imitation
+        if config.source == "reference":
+            return await self._record_reference(renderer)
+        begun = time.monotonic()
+        for directory in config.runs:
+            if not (directory / "trajectories").is_dir():
+                raise ConfigError(f"imitation.runs names {directory}, which holds no trajectories of a run")
+        found = choose_records((t for run in config.runs for t in TrajectoryStore(run).read()), config)
+        if config.source == "tokens":
+            check_tokens(found, loaded.model.get_input_embeddings().num_embeddings)
+        else:
+            tasks = {task.id: task for task in self._parts.suite.split("train")}
+            openings = {task_id: await self._opening(tasks, task_id) for task_id in {t.task_id for t in found}}
+            found = tuple(write_anew(t, openings[t.task_id], renderer) for t in found)
+        self._write({"kind": "reference", "step": 0, "trajectories": len(found)}, begun)
+        return found
+
+    async def _opening(self, tasks: Mapping[str, HasId], task_id: str) -> Sequence[Message]:
+        if task_id not in tasks:
+            raise ConfigError(
+                f"a recorded trajectory is of task {task_id!r}, which is none of this recipe's for training"
+            )
+        env = self._parts.suite.rehearse(tasks[task_id], seed=self._recipe.run.seed)
+        try:
+            return await env.start()
+        finally:
+            await env.close()
 
     async def _record_reference(self, renderer: ChatRenderer) -> tuple[Trajectory, ...]:
         """The reference solver's trajectories on training tasks, in the model's own tokens."""

@@ -26,6 +26,7 @@ from deepswe.rollout.attempt import derive_seed
 from deepswe.rollout.group import Group, form_groups
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.tasks.difficulty import draw as draw_places
 from deepswe.training.health import clip_warning, findings
 from deepswe.training.learner import Learner
 from deepswe.training.metrics import MetricsLog, Row
@@ -56,14 +57,25 @@ class Updatable(Protocol):
         ...
 
 
-def choose_tasks(tasks: Sequence[HasId], *, count: int, step: int, seed: int) -> tuple[HasId, ...]:
+def choose_tasks(
+    tasks: Sequence[HasId], *, count: int, step: int, seed: int, weights: Sequence[float] = ()
+) -> tuple[HasId, ...]:
     """The tasks of one step: each epoch is a new permutation, cut into whole batches; a pure function of the step.
+
+    Args:
+        weights: of the tasks, such as `deepswe.tasks.difficulty.weights` gives; 0 leaves a task out. Where they are not
+            all alike there are no epochs: each step draws by them. Empty treats all alike.
 
     Raises:
         ConfigError: there are fewer tasks than a batch needs.
     """
-    if count > len(tasks):
-        raise ConfigError(f"rollout.tasks_per_step is {count}, but there are only {len(tasks)} training tasks")
+    able = [place for place in range(len(tasks)) if not weights or weights[place] > 0]
+    if count > len(able):
+        left = f", of which the sampler leaves {len(able)}" if len(able) < len(tasks) else ""
+        raise ConfigError(f"rollout.tasks_per_step is {count}, but there are only {len(tasks)} training tasks{left}")
+    if len({weights[place] for place in able} if weights else ()) > 1:
+        return tuple(tasks[place] for place in draw_places(weights, count=count, step=step, seed=seed))
+    tasks = [tasks[place] for place in able]
     batches = len(tasks) // count
     epoch, position = divmod(step, batches)
     order = list(range(len(tasks)))
@@ -72,15 +84,23 @@ def choose_tasks(tasks: Sequence[HasId], *, count: int, step: int, seed: int) ->
 
 
 def choose_more(
-    tasks: Sequence[HasId], *, count: int, step: int, draw: int, seed: int, tried: Collection[str]
+    tasks: Sequence[HasId],
+    *,
+    count: int,
+    step: int,
+    draw: int,
+    seed: int,
+    tried: Collection[str],
+    weights: Sequence[float] = (),
 ) -> tuple[HasId, ...]:
     """Further tasks for a step whose groups had no gradient: at most `count`, none that the step tried before.
 
     Args:
         draw: counted from 1 within the step.
         tried: ids that are not drawn again.
+        weights: tasks with weight 0 are not drawn.
     """
-    order = list(range(len(tasks)))
+    order = [place for place in range(len(tasks)) if not weights or weights[place] > 0]
     random.Random(derive_seed(seed, "more", step, draw)).shuffle(order)
     fresh = (tasks[index] for index in order)
     return tuple(islice((task for task in fresh if task.id not in tried), count))
@@ -109,8 +129,9 @@ class TrainingLoop:
         counters: Counters,
         evaluate: Evaluate,
         save: SaveCheckpoint,
+        weights: Sequence[float] = (),
     ) -> None:
-        self._recipe, self._tasks = recipe, tasks
+        self._recipe, self._tasks, self._weights = recipe, tasks, weights
         self._scheduler, self._learner, self._engine = scheduler, learner, engine
         self._store, self._metrics, self._progress = store, metrics, progress
         self._counters, self._evaluate, self._save = counters, evaluate, save
@@ -180,12 +201,14 @@ class TrainingLoop:
     async def _sample(self, step: int) -> list[tuple[Group, ...]]:
         """The groups of a step; further draws where the recipe wants a full batch of groups with a gradient."""
         count, seed = self._recipe.rollout.tasks_per_step, self._recipe.run.seed
-        tasks = choose_tasks(self._tasks, count=count, step=step, seed=seed)
+        tasks = choose_tasks(self._tasks, count=count, step=step, seed=seed, weights=self._weights)
         draws = [await self._collect(PHASE, step, tasks)]
         tried = {task.id for task in tasks}
         for draw in range(1, self._recipe.algorithm.resample_batches + 1):
             found = sum(selection.informative for groups in draws for selection in self._select(groups))
-            more = choose_more(self._tasks, count=count, step=step, draw=draw, seed=seed, tried=tried)
+            more = choose_more(
+                self._tasks, count=count, step=step, draw=draw, seed=seed, tried=tried, weights=self._weights
+            )
             if found >= count or not more:
                 break
             tried |= {task.id for task in more}

@@ -27,6 +27,23 @@ def test_a_batch_larger_than_the_task_set_is_refused() -> None:
         choose_tasks(TASKS, count=11, step=0, seed=1)
 
 
+def test_band_of_tasks_has_epochs_of_its_own_and_other_tasks_never_come() -> None:
+    weights = [0.0, 1.0] * 5
+    steps = [choose_tasks(TASKS, count=2, step=step, seed=1, weights=weights) for step in range(6)]
+    assert max(Counter(task.id for batch in steps[:2] for task in batch).values()) == 1
+    assert {task.id for batch in steps for task in batch} == {f"t{n}" for n in range(1, 10, 2)}
+    with pytest.raises(ConfigError, match="the sampler leaves 5"):
+        choose_tasks(TASKS, count=6, step=0, seed=1, weights=weights)
+
+
+def test_weighted_choice_is_a_pure_function_of_the_step() -> None:
+    weights = [1.0] * 9 + [20.0]
+    steps = [choose_tasks(TASKS, count=2, step=step, seed=1, weights=weights) for step in range(30)]
+    assert steps == [choose_tasks(TASKS, count=2, step=step, seed=1, weights=weights) for step in range(30)]
+    assert sum(TASKS[9] in batch for batch in steps) > 20
+    assert all(len({task.id for task in batch}) == 2 for batch in steps)
+
+
 def attempt(task: str, number: int, grade: Graded | Ungraded, ending: Ending = Ending.SUBMITTED) -> Trajectory:
     spans = (TokenSpan((1, 2, 3), False), TokenSpan((4,), True, (-1.0,)))
     return Trajectory(task, number, "train", 0, spans, (Step("x", None, ""),), ending, grade)
