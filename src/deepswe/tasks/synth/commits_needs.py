@@ -33,9 +33,9 @@ KNOWN_GOOD = ("pytest<9", "setuptools<81")
 
 _TEST_GROUPS = ("test", "tests", "testing", "pytest", "dev", "develop", "development")
 _NOT_NEEDED = re.compile(
-    "bandit|black|build|bump2version|bumpversion|codecov|commitizen|coverage|coveralls|docutils|flake8|flit|"
+    "bandit|black|build|bump2version|bumpversion|codecov|commitizen|coveralls|docutils|flake8|flit|"
     "furo|gha-update|hatch|isort|mypy|nox|pdbpp|pip|pip-tools|pre-commit|pre-commit-uv|prospector|pycodestyle|"
-    "pyflakes|pylint|pyright|pytest-codspeed|pytest-cov|pytest-flake8|pytest-mypy|pytest-pycodestyle|"
+    "pyflakes|pylint|pyright|pytest-codspeed|pytest-flake8|pytest-mypy|pytest-pycodestyle|"
     "pytest-pylint|pytest-randomly|pytest-sugar|pytest-watch|pytest-xdist|pyupgrade|ruff|sphinx|tox|tox-uv|"
     "twine|typeguard|uv|virtualenv|wheel|zest-releaser"
 )
