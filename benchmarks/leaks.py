@@ -49,9 +49,9 @@ secrets = [(kind, base64.b64decode(text), where) for kind, text, where in reques
 plain = [base64.b64decode(name) for name in request["names"]]
 names = [(re.compile(rb"(?<!\w)" + re.escape(name) + rb"(?!\w)"), name) for name in plain]
 only = set(request["only"])
+mutated, packages, skip = request["mutated"], request["packages"], tuple(request["skip"])
 if request["git"]:
     skip += (os.path.realpath(sys.base_prefix) + "/",)  # read once, with the system
-mutated, packages, skip = request["mutated"], request["packages"], tuple(request["skip"])
 found, files, objects = [], 0, 0
 
 def look(place, data, by_name):
