@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 
 from deepswe.algorithms.advantages import ADVANTAGES, Advantage, discounted_returns
 from deepswe.config import AlgorithmConfig
+from deepswe.rollout.canaries import CANARY
 from deepswe.types import TokenSpan, Trajectory
-
-CANARY = "canary"
-"""The tag of a trajectory that did something suspicious: its text says what. Empty or absent where there is nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,20 +35,35 @@ class Renderer:
             stream keeps what the template would have dropped (see `rewrites_history`).
         tools: declarations (`Tool.schema()`) that the template itself puts before the model, for native calls.
             Observations then have the role "tool".
+        thinking: False asks the template for its non-thinking mode (`enable_thinking=False`).
 
     Raises:
         PolicyError: there is no template, it refuses a conversation of system, user and assistant turns, it changes
             the text of a turn, or its turns do not end in a single special token; or tools are given and it does not
-            declare them, or writes calls in another way than `deepswe.tools.calls` reads.
+            declare them, or writes calls in another way than `deepswe.tools.calls` reads; or it has no non-thinking
+            mode and is asked for it.
     """
 
-    def __init__(self, tokenizer: Any, *, strict: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        strict: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        thinking: bool = True,
+    ) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise PolicyError("the tokenizer has no chat template; set model.chat_template in the recipe")
         self._tokenizer = tokenizer
         # The encoder itself: the same ids as `tokenizer.encode`, at a quarter of its cost on short texts.
         self._encoder = tokenizer.backend_tokenizer
         self._tools = [dict(declaration) for declaration in tools]
+        if not thinking and "enable_thinking" not in str(tokenizer.chat_template):
+            raise PolicyError(
+                "agent.thinking is false, but the chat template knows no enable_thinking; leave it true, or use a "
+                "template with a non-thinking mode"
+            )
+        self._options = {} if thinking else {"enable_thinking": False}
         self._role: ObservationRole = "tool" if tools else "user"
         self._special: dict[str, int] = {
             str(token): int(token_id)
@@ -181,7 +196,7 @@ class Renderer:
         roles = ", ".join(str(message["role"]) for message in messages)
         with boundary(f"policy.render: the chat template refuses the roles {roles}", PolicyError):
             rendered = self._tokenizer.apply_chat_template(
-                messages, tools=self._tools or None, tokenize=False, add_generation_prompt=True
+                messages, tools=self._tools or None, tokenize=False, add_generation_prompt=True, **self._options
             )
         return str(rendered)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -21,18 +22,46 @@ REHEARSED = Verdict(Ungraded("not graded: a rehearsal", "rehearsal"))
 """The verdict on an attempt that nobody asked to grade."""
 
 
+_THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+
+
 @dataclass(slots=True)
 class _Record:
-    """What has happened so far. Append-only."""
+    """What has happened so far. Append-only.
+
+    Attributes:
+        stream: the present token sequence, as the engine sees it.
+        history: what a later turn is to see of it: the same, unless thinking was stripped.
+        starts: as in `Trajectory`.
+    """
 
     stream: list[int] = field(default_factory=list)
+    history: list[int] = field(default_factory=list)
     spans: list[TokenSpan] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
-    def append(self, span: TokenSpan) -> None:
+    def append(self, span: TokenSpan, seen_as: tuple[int, ...] | None = None) -> None:
+        """Add to the stream; later turns see `seen_as` in its place."""
+        self.history.extend(span.tokens if seen_as is None else seen_as)
         if span.tokens:
             self.stream.extend(span.tokens)
             self.spans.append(span)
+
+    def observe(self, tokens: tuple[int, ...]) -> None:
+        """Add what the environment answered; where the history is not the stream, a new sequence begins with it."""
+        if self.history == self.stream:
+            self.append(TokenSpan(tokens, sampled=False))
+            return
+        self.history.extend(tokens)
+        self.stream = list(self.history)
+        self.starts.append(len(self.spans))
+        self.spans.append(TokenSpan(tuple(self.history), sampled=False))
+
+
+def strip_thinking(text: str) -> str:
+    """A turn without its closed `<think>...</think>` sections and the blanks after them."""
+    return _THOUGHT.sub("", text)
 
 
 async def run_attempt(
@@ -88,6 +117,7 @@ async def run_attempt(
         seed=attempt.seed,
         retries=attempt.retries,
         wall_s=time.monotonic() - started,
+        starts=tuple(record.starts),
     )
 
 
@@ -124,8 +154,10 @@ async def _take_turns(
         completion = await _generate(policy, attempt.name, record.stream, sampling, min(generation_left, left))
         generation_s = time.monotonic() - begun
         generation_left -= generation_s
-        record.append(TokenSpan(completion.tokens, True, completion.logprobs, completion.version))
         text = renderer.decode(completion.tokens)
+        span = TokenSpan(completion.tokens, True, completion.logprobs, completion.version)
+        stripped = strip_thinking(text) if agent.history == "strip_thinking" else text
+        record.append(span, None if stripped == text else renderer.completion(stripped))
         if completion.finish == "timeout":
             record.steps.append(Step(text, None, "", "generation_timeout", generation_s))
             return Ending.GENERATION_TIMEOUT
@@ -148,10 +180,11 @@ async def _take_turns(
             return Ending.SUBMITTED
         if last:
             return Ending.MAX_STEPS
-        tokens = renderer.observation(observation, truncated=completion.finish != "stop")
-        if len(record.stream) + len(tokens) >= rollout.max_tokens:
+        # A turn whose thinking was stripped was written anew, with its end.
+        tokens = renderer.observation(observation, truncated=completion.finish != "stop" and stripped == text)
+        if len(record.history) + len(tokens) >= rollout.max_tokens:
             return Ending.MAX_CONTEXT
-        record.append(TokenSpan(tokens, sampled=False))
+        record.observe(tokens)
     return Ending.MAX_STEPS
 
 

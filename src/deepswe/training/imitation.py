@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,10 +15,11 @@ from torch import nn
 from deepswe.algorithms.packing import make_samples
 from deepswe.config import ImitationConfig, TrainingConfig
 from deepswe.errors import TrainingError
+from deepswe.policy.base import Renderer
 from deepswe.training.forward import TokenScorer, check_packing
 from deepswe.training.learner import make_mini_batch
 from deepswe.training.optimiser import Decay, Optimiser
-from deepswe.types import Trajectory
+from deepswe.types import Message, TokenSpan, Trajectory
 
 Record = Callable[[dict[str, float]], None]
 """Receives the row of each update."""
@@ -145,6 +147,62 @@ class Imitation:
             "padding_share": mini.padding_share,
             "seconds": time.perf_counter() - started,
         }
+
+
+def choose_records(trajectories: Iterable[Trajectory], config: ImitationConfig) -> tuple[Trajectory, ...]:
+    """The recorded trajectories that are worth imitating: rejection sampling by reward.
+
+    Kept are those of the phase, with a verdict of at least the reward, at most so many of one task (the shortest), at
+    most so many in all. The order is that of the record.
+    """
+    kept = [
+        t
+        for t in trajectories
+        if t.reward is not None and t.reward >= config.min_reward and config.phase in ("", t.phase) and t.sampled_length
+    ]
+    if config.per_task:
+        by_task: dict[str, list[Trajectory]] = {}
+        for trajectory in kept:
+            by_task.setdefault(trajectory.task_id, []).append(trajectory)
+        chosen = {
+            id(t)
+            for attempts in by_task.values()
+            for t in sorted(attempts, key=lambda t: (t.sampled_length, t.key))[: config.per_task]
+        }
+        kept = [t for t in kept if id(t) in chosen]
+    return tuple(kept[: config.trajectories])
+
+
+def check_tokens(trajectories: Iterable[Trajectory], vocabulary: int) -> None:
+    """Whether recorded tokens can be this model's own.
+
+    Raises:
+        TrainingError: one of them is outside the vocabulary.
+    """
+    for trajectory in trajectories:
+        highest = max((token for span in trajectory.spans for token in span.tokens), default=0)
+        if highest >= vocabulary:
+            raise TrainingError(
+                f"attempt {trajectory.attempt} at {trajectory.task_id} has the token {highest}, but the model knows "
+                f"{vocabulary}: it is another model's; use imitation.source = 'text'"
+            )
+
+
+def write_anew(trajectory: Trajectory, messages: Sequence[Message], renderer: Renderer) -> Trajectory:
+    """A recorded trajectory in another model's tokens: its turns are sampled, with log-probs of 0; the rest is not.
+
+    Args:
+        trajectory: of any model; its turns and observations are read as text.
+        messages: the opening of its task.
+        renderer: of the model that will imitate.
+    """
+    spans = [TokenSpan(renderer.opening(messages), False)]
+    for number, step in enumerate(trajectory.steps, start=1):
+        tokens = renderer.completion(step.completion)
+        spans.append(TokenSpan(tokens, True, (0.0,) * len(tokens)))
+        if number < len(trajectory.steps):
+            spans.append(TokenSpan(renderer.observation(step.observation), False))
+    return replace(trajectory, spans=tuple(spans), starts=())
 
 
 def choose_batch(count: int, size: int, *, update: int, seed: int) -> list[int]:

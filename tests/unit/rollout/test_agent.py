@@ -10,9 +10,10 @@ from deepswe.config import AgentConfig, RolloutConfig
 from deepswe.errors import PolicyError
 from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
-from deepswe.rollout.agent import run_attempt
+from deepswe.rollout.agent import run_attempt, strip_thinking
 from deepswe.rollout.attempt import Attempt
-from deepswe.types import Ending, Graded, Trajectory, Ungraded
+from deepswe.rollout.store import dump_trajectory, load_trajectory
+from deepswe.types import Ending, Graded, Message, Trajectory, Ungraded
 from tests.unit.rollout.guessing import Guessing, Number
 
 ATTEMPT = Attempt("n", 0, "train", 0, seed=1, temperature=1.0)
@@ -167,3 +168,66 @@ def test_steps_remaining_is_said_where_the_recipe_asks_for_it() -> None:
         )
     )
     assert trajectory.steps[0].observation == "too low\nSteps Remaining: 4"
+
+
+class Lines(ScriptedPolicy):
+    """Says its lines whatever the stream is; a scripted policy starts anew where the stream gets shorter."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__(ByteRenderer(), lambda name: iter(()))
+        self._lines = iter(lines)
+
+    async def generate(
+        self, trajectory: str, stream: Sequence[int], sampling: Sampling, *, timeout_s: float
+    ) -> Completion:
+        tokens = ByteRenderer().completion(next(self._lines))
+        return Completion(tokens, (0.0,) * len(tokens), "stop", 0)
+
+
+def test_stripped_thinking_begins_a_sequence_with_the_exact_context_of_each_later_turn() -> None:
+    turns = ["<think>a</think>\n1", "2", "<think>b</think>3", "7"]
+    renderer = ByteRenderer()
+    env = Guessing(Number("t"))
+    trajectory = asyncio.run(
+        run_attempt(
+            env,
+            Lines(turns),
+            renderer,
+            Attempt("t", 0, "train", 0, seed=1, temperature=1.0),
+            rollout=RolloutConfig(),
+            agent=AgentConfig(history="strip_thinking"),
+        )
+    )
+    opening, observed = renderer.opening([Message("user", "guess")]), renderer.observation("too low")
+    seen = [renderer.completion(text) for text in ("1", "2", "3")]
+    contexts = [spans[0].tokens for spans in trajectory.sequences]
+    assert contexts == [
+        opening,
+        (*opening, *seen[0], *observed),
+        (*opening, *seen[0], *observed, *seen[1], *observed, *seen[2], *observed),
+    ]
+    assert [[span.sampled for span in spans] for spans in trajectory.sequences] == [
+        [False, True],
+        [False, True, False, True],
+        [False, True],
+    ]
+    assert [step.completion for step in trajectory.steps] == turns
+    assert trajectory.ending is Ending.SUBMITTED
+    assert load_trajectory(dump_trajectory(trajectory)) == trajectory
+
+
+def test_kept_thinking_is_one_growing_sequence() -> None:
+    assert strip_thinking("<think>a\nb</think>\n\ncall <think>open") == "call <think>open"
+    renderer = ByteRenderer()
+    trajectory = asyncio.run(
+        run_attempt(
+            Guessing(Number("t")),
+            ScriptedPolicy(renderer, lambda name: iter(["<think>a</think>1", "7"])),
+            renderer,
+            Attempt("t", 0, "train", 0, seed=1, temperature=1.0),
+            rollout=RolloutConfig(),
+            agent=AgentConfig(),
+        )
+    )
+    assert trajectory.starts == ()
+    assert len(trajectory.sequences) == 1

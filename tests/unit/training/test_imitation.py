@@ -1,11 +1,14 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from deepswe.config import ImitationConfig, TrainingConfig
 from deepswe.errors import TrainingError
-from deepswe.training.imitation import Imitation, choose_batch
+from deepswe.policy.scripted import ByteRenderer
+from deepswe.training.imitation import Imitation, check_tokens, choose_batch, choose_records, write_anew
+from deepswe.types import Message, Step
 
 
 def imitation(model, seed=0, **options) -> Imitation:
@@ -82,3 +85,47 @@ def test_every_epoch_is_a_permutation_in_whole_batches():
     second = [index for update in range(3, 6) for index in choose_batch(10, 3, update=update, seed=1)]
     assert len(set(first)) == len(set(second)) == 9
     assert first != second
+
+
+def test_rejection_sampling_keeps_the_shortest_solved_attempts_of_each_task(make_group):
+    attempts = [*make_group([1, 1, 0, None], seed=1), *(replace(t, task_id="b") for t in make_group([0, 0.5], seed=2))]
+    config = ImitationConfig(per_task=1)
+    assert [(t.task_id, t.attempt) for t in choose_records(attempts, config)] == [("task", 0)]
+    generous = ImitationConfig(min_reward=0.5, trajectories=2)
+    assert [(t.task_id, t.attempt) for t in choose_records(attempts, generous)] == [("task", 0), ("task", 1)]
+    assert choose_records(attempts, ImitationConfig(phase="before_heldout")) == ()
+
+
+def test_a_teacher_s_turns_are_written_in_this_model_s_tokens_with_exact_masks(make_group):
+    renderer = ByteRenderer()
+    steps = (Step("1", None, "too low"), Step("7", None, ""))
+    teacher = replace(make_group([1])[0], steps=steps)
+    written = write_anew(teacher, [Message("user", "guess")], renderer)
+    sampled = [span.tokens for span in written.spans if span.sampled]
+    assert sampled == [renderer.completion("1"), renderer.completion("7")]
+    assert written.spans[0].tokens == renderer.opening([Message("user", "guess")])
+    assert renderer.read_observation(written.spans[2].tokens) == "too low"
+    assert [span.sampled for span in written.spans] == [False, True, False, True]
+
+
+def test_tokens_of_another_model_are_refused(make_group):
+    check_tokens(make_group([1]), 32)
+    with pytest.raises(TrainingError, match=r"use imitation\.source = 'text'"):
+        check_tokens(make_group([1]), 4)
+
+
+def test_packed_imitation_equals_padded_imitation(make_model, make_group):
+    group, results = make_group([1.0] * 4), []
+    for packing in ("padded", "packed"):
+        model = make_model()
+        training = TrainingConfig(tokens_per_microbatch=40, packing=packing)
+        Imitation(model, ImitationConfig(steps=1, batch_size=4), training, seed=0).run(group, lambda row: None)
+        results.append(weights(model))
+    assert float((results[0] - results[1]).abs().max()) < 1e-9
+
+
+def test_recorded_trajectories_need_runs_and_a_reference_takes_none():
+    with pytest.raises(ValueError, match="need runs"):
+        ImitationConfig(steps=1, source="tokens")
+    with pytest.raises(ValueError, match="takes none"):
+        ImitationConfig(steps=1, runs=("runs/a",))
