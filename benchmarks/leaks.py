@@ -15,8 +15,11 @@ In the parts of the file system that all sandboxes share (the system and the int
 the secrets of all tasks, and reads what has the name of a mutated file or of a hidden test file. In an environment,
 which holds other people's packages, names of tests are not looked for, since they mean nothing there.
 
-The last line printed is one JSON object: {"tasks", "leaks", "bundled", "micro", "files", "objects",
-"found"}. Exit code 0 if there are no leaks. `--quick` takes one task of each repository and ten micro tasks.
+To show that it would be found, every kind of leak is planted in one more sandbox ("plants", and "plants_found" kinds).
+
+The last line printed is one JSON object: {"tasks", "leaks", "plants", "plants_found", "bundled", "micro", "files",
+"objects", "found"}. Exit code 0 if there are no leaks and all
+plants are found. `--quick` takes one task of each repository and ten micro tasks.
 """
 
 from __future__ import annotations
@@ -36,11 +39,16 @@ from deepswe.config import Recipe, build_recipe
 from deepswe.envs.suites import open_suite
 from deepswe.envs.swe import SweEnv, SweSuite
 from deepswe.progress import Progress
+from deepswe.sandbox.base import Sandbox
 from deepswe.tasks.task import HiddenTests, Task
 
 SCAN_TIMEOUT_S = 600.0
 AT_ONCE = 2
 MIN_NAME = 6
+KINDS = ("test", "file", "original", "patch")
+"""Leaks that are text."""
+PLANTS = (*KINDS, "bytecode", "archive", "git")
+"""All kinds; the last but one is of packages, which micro tasks have none of."""
 
 SCANNER = r"""
 import base64, json, os, re, subprocess, sys
@@ -183,26 +191,30 @@ class Scan:
         self.suite, self.tasks, self.progress = suite, tasks, progress
         self.found: list[dict[str, str]] = []
         self.files = self.objects = 0
+        self.planted: set[str] = set()
 
     async def run(self) -> None:
         gate = asyncio.Semaphore(AT_ONCE)
 
         async def one(task: Task) -> None:
             async with gate:
-                await self._attempt(task, shared=False)
+                await self._attempt(task)
                 self.progress.advance(note=task.id)
 
         self.progress.begin("sandboxes", len(self.tasks) + 1)
         await self._attempt(self.tasks[0], shared=True)
+        await self._attempt(self.tasks[0], plant=True)
         self.progress.advance(note="system")
         await asyncio.gather(*map(one, self.tasks))
 
-    async def _attempt(self, task: Task, *, shared: bool) -> None:
+    async def _attempt(self, task: Task, *, shared: bool = False, plant: bool = False) -> None:
         env = self.suite.open(task, seed=0)
         assert isinstance(env, SweEnv)
         try:
             await env.start()
             assert env._workspace is not None
+            if plant:
+                await plant_leaks(env._workspace.sandbox, task, self.suite.tasks.hidden[task.id])
             body = self._shared_request() if shared else self._own_request(task)
             command = ["python3", "-S", "-c", SCANNER]
             result = await env._workspace.sandbox.exec(command, timeout_s=SCAN_TIMEOUT_S, cwd="/", stdin=body)
@@ -211,6 +223,9 @@ class Scan:
         if result.exit_code:
             raise RuntimeError(f"the scan of {task.id} failed ({result.exit_code}): {result.stderr[-2000:]!r}")
         answer = json.loads(result.stdout)
+        if plant:
+            self.planted = {kind for kind, _, _ in answer["found"]}
+            return
         self.files += answer["files"]
         self.objects += answer["objects"]
         name = "every task" if shared else task.id
@@ -238,6 +253,20 @@ class Scan:
         only = {path.rpartition("/")[2] for tests in hidden for path in (*mutated_files(tests), *tests.files)}
         more = {"mutated": mutated, "packages": packages, "only": sorted(only - {"__init__.py"})}
         return request(secrets, (), roots=("/",), skip=SHARED_SKIP, git=False, **more)
+
+
+async def plant_leaks(sandbox: Sandbox, task: Task, hidden: HiddenTests) -> None:
+    """One leak of each kind, by the agent's own hand."""
+    secrets = secrets_of(task, hidden)
+    texts = {kind: next(text for kind_of, text, _ in secrets if kind_of == kind) for kind in PLANTS if kind in KINDS}
+    place = mutated_files(hidden)[0].removesuffix(".py")
+    files = {f"/tmp/planted-{kind}": f"before\n{text}\nafter\n".encode() for kind, text in texts.items()}
+    files[f"/testbed/{place}.cpython-311.pyc"] = b"code"
+    files[f"/tmp/{task.repo}-1.0-py3-none-any.whl"] = b"wheel"
+    await sandbox.write_files(files)
+    command = "git -c user.name=a -c user.email=b commit -q --allow-empty -m more"
+    done = await sandbox.exec(["sh", "-c", command], timeout_s=60)
+    assert done.exit_code == 0, done.stderr
 
 
 def make_recipe(kind: str) -> Recipe:
@@ -272,16 +301,22 @@ def main() -> int:
     for row in found:
         print(json.dumps(row), file=sys.stderr)
     counts = {kind: len(scans[kind].tasks) if kind in scans else 0 for kind in ("bundled", "micro")}
+    plants = {(kind, leak) for kind in kinds for leak in PLANTS if (kind, leak) != ("micro", "archive")}
+    seen = {(kind, leak) for kind, one in scans.items() for leak in one.planted} & plants
     result = {
         "tasks": sum(counts.values()),
         "leaks": len(found),
+        "plants": len(plants),
+        "plants_found": len(seen),
         **counts,
         "files": sum(one.files for one in scans.values()),
         "objects": sum(one.objects for one in scans.values()),
         "found": found[:20],
     }
     print(json.dumps(result))
-    return 0 if result["tasks"] and not found else 1
+    for missed in sorted(plants - seen):
+        print(f"a planted leak was not found: {missed}", file=sys.stderr)
+    return 0 if result["tasks"] and not found and seen == plants else 1
 
 
 if __name__ == "__main__":
