@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -263,8 +264,10 @@ class KubernetesConfig(Section):
 class SandboxConfig(Section):
     """Where code runs, and what it may use there."""
 
-    backend: Literal["bubblewrap", "docker", "podman", "kubernetes"] = "bubblewrap"
-    """Which backend runs the code."""
+    backend: Literal["bubblewrap", "docker", "podman", "kubernetes"] = (
+        "bubblewrap" if sys.platform == "linux" else "docker"
+    )
+    """Which backend runs the code. The default is bubblewrap on Linux, and docker elsewhere."""
     image: str = ""
     """Container image for tasks that name none; `bubblewrap` has no images."""
     memory_mib: PositiveInt = 1024

@@ -22,7 +22,9 @@ from deepswe.config import ContainerConfig
 from deepswe.errors import SandboxStartError, SandboxUnavailable
 
 EngineName = Literal["docker", "podman"]
-PROBE_S = 20.0
+PROBE_S = 60.0
+CONNECT_S = 20.0
+PODMAN_API = "v1.40"
 REQUEST_S = 120.0
 PULL_S = 3600.0
 BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
@@ -32,6 +34,9 @@ GONE = (404, 409)
 """Answers to a removal of what is not there, or is being removed already."""
 
 Result = TypeVar("Result")
+
+_engines: dict[tuple[EngineName, str], Engine] = {}
+"""Engines that have answered this process."""
 
 
 class ImageUnavailable(SandboxStartError):
@@ -82,7 +87,7 @@ class Engine:
 def connect(address: str, version: str = "auto") -> aiodocker.Docker:
     """A client of the engine at an address."""
     return aiodocker.Docker(
-        url=address or None, api_version=version, timeout=aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=PROBE_S)
+        url=address or None, api_version=version, timeout=aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=CONNECT_S)
     )
 
 
@@ -113,7 +118,7 @@ def addresses(name: EngineName, config: ContainerConfig, environ: Mapping[str, s
 
 
 def find_engine(name: EngineName, config: ContainerConfig) -> Engine:
-    """Ask the engine for its version. May be called with or without a running event loop.
+    """Ask the engine what it is, once in this process. May be called with or without a running event loop.
 
     Raises:
         SandboxUnavailable: none answers; the message says where it was looked for.
@@ -124,8 +129,11 @@ def find_engine(name: EngineName, config: ContainerConfig) -> Engine:
         if path != address and not config.host and not _is_socket(Path(path)):
             tried.append(f"{path} is no socket")
             continue
+        if (name, address) in _engines:
+            return _engines[name, address]
         try:
-            return in_thread(lambda address=address: _probe(name, address))  # type: ignore[misc]
+            _engines[name, address] = in_thread(lambda address=address: _probe(name, address))  # type: ignore[misc]
+            return _engines[name, address]
         except (*FAILURES, ValueError) as error:
             tried.append(f"{address or 'the default address'}: {type(error).__name__}: {error}")
     variable = "DOCKER_HOST" if name == "docker" else "CONTAINER_HOST"
@@ -137,16 +145,17 @@ def find_engine(name: EngineName, config: ContainerConfig) -> Engine:
 
 
 async def _probe(name: EngineName, address: str) -> Engine:
+    # Podman looks through the packages of its machine for each answer to `version` and `info`: seconds, under load.
     async with asyncio.timeout(PROBE_S):
-        docker = connect(address)
+        docker = connect(address, PODMAN_API if name == "podman" else "auto")
         try:
-            version = await docker.version()
+            version = PODMAN_API if name == "podman" else f"v{(await docker.version())['ApiVersion']}"
             info = await docker.system.info()
             found = docker.docker_host
         finally:
             await docker.close()
     here = found.startswith("unix://") and not address.startswith("ssh://") and sys.platform == "linux"
-    return Engine(name, address, f"v{version['ApiVersion']}", dict(info), here)
+    return Engine(name, address, version, dict(info), here)
 
 
 def _is_socket(path: Path) -> bool:

@@ -234,7 +234,7 @@ def container_body(
         "NetworkDisabled": True,
         "StopSignal": "SIGKILL",
         "StopTimeout": 1,
-        "Healthcheck": {"Test": ["NONE"]},
+        "Healthcheck": {"Test": ["NONE"]} if engine == "docker" else None,
         "HostConfig": _host_config(plan, config, engine),
     }
 
