@@ -1,9 +1,9 @@
-"""`deepswe tasks synth`."""
+"""`deepswe tasks synth` and `deepswe tasks grow`."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -73,3 +73,40 @@ def synth(
         if writer is not None and writer.failures:
             progress.say(f"{writer.failures} issues keep their draft: {writer.last_failure}")
     print(json.dumps({**asdict(made), "out": str(out)}))
+
+
+def grow(
+    repositories: Annotated[list[str] | None, typer.Argument(help="Repositories of the set; all if none.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="First add this one: a PyPI name with its version.")] = None,
+    target: Annotated[int, typer.Option(min=1, help="Tasks that each repository shall have.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the choice of bugs and of the issue texts.")] = 11,
+    file: Annotated[Path | None, typer.Option(help="The file of recipes; by default the bundled one.")] = None,
+    journals: Annotated[Path, typer.Option(help="Directory of the journals of unfinished searches.")] = Path("grow"),
+    budget_s: Annotated[float, typer.Option(min=1, help="Seconds for each repository.")] = 1800.0,
+) -> None:
+    """Grow the bundled set of recipes; goes on where an interrupted call was. Prints verdicts as JSON."""
+    from deepswe.cli.progress import TerminalProgress
+    from deepswe.errors import TaskError
+    from deepswe.optional import optional_module
+    from deepswe.tasks.bundled import DATA, load_catalogue, write_catalogue
+    from deepswe.tasks.distributions import Pip
+    from deepswe.tasks.layers import LayerCache
+
+    optional_module("libcst", "synth", "make mutations")
+    from deepswe.tasks.synth.grow import GROWTH, grow_catalogue, with_repository
+    from deepswe.tasks.synth.project import open_project
+
+    place, cache = file or DATA, LayerCache.default()
+    plan = replace(GROWTH, target=target, seed=seed, budget_s=budget_s)
+    verdicts: dict[str, object] = {}
+    with TerminalProgress() as progress:
+        for spec in add or ():
+            recipe = open_project(spec, cache, Pip(), progress).recipe
+            write_catalogue(with_repository(load_catalogue(place), recipe), place)
+        for name in repositories or load_catalogue(place).names:
+            try:
+                verdicts |= grow_catalogue(place, cache, plan, [name], progress, journals=journals)
+            except TaskError as error:
+                progress.say(f"{name}: {error}")
+                verdicts[name] = str(error)
+    print(json.dumps({"verdicts": verdicts, "tasks": len(load_catalogue(place).tasks)}))

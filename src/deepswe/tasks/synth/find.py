@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from deepswe.errors import TaskError
 from deepswe.progress import Progress
@@ -51,7 +51,7 @@ class Plan:
         min_failing, max_failing: F2P tests of a task.
         max_covering: bugs in code that more tests than this run are not tried: they would break too much.
         files_seconds: test files are added to those with F2P tests while the whole takes at most this long.
-        confirm: run all that grading would run, once more, before a task is kept.
+        confirm: run whole test files, as grading does, and each alone on the original, before a task is kept.
         max_tried: bugs to try at most; 0 sets no limit.
         budget_s: wall time after which the search ends with what it has.
     """
@@ -84,6 +84,13 @@ class Verdict:
     key: str
     reason: str
     task: TaskRecipe | None = None
+
+
+class Limits(TypedDict):
+    """Of one run of tests."""
+
+    timeout_s: float
+    cpu_s: float
 
 
 class IssueWriter(Protocol):
@@ -217,7 +224,7 @@ class Finder:
         for task in known:
             self._count(task)
         self.covered = 0
-        self.steady: dict[tuple[str, ...], bool] = {}
+        self.steady: dict[str, bool] = {}
         self.code = {path: bench.source.text(path) for path in code_files(bench.source)}
         self.support = sorted({Path(path).stem for path in bench.source.tests} | {"tests", "test"})
 
@@ -303,68 +310,80 @@ class Finder:
             return "unnoticed"
         witness = next((test for test, status in first.statuses.items() if status in ("failed", "error")), "")
         functions = tuple((file, name.rpartition(".")[2]) for file, name in mutation.functions)
-        full = self._run(
-            covering, maxfail=plan.max_failing + 1, hash_seed=HASH_SEEDS[1], watch=Watch(witness, functions)
-        )
+        watch = Watch(witness, functions)
+        full = self._run_files(covering, watch) if plan.confirm else self._run_covering(covering, watch)
         reason = _trouble(full)
         if reason:
             return reason
-        failing = frozenset(test for test in covering if full.statuses.get(test) in ("failed", "error"))
+        judged = self._tests_in(covering) if plan.confirm else covering
+        failing = frozenset(test for test in judged if full.statuses.get(test) in ("failed", "error"))
         if len(failing) > plan.max_failing:
             return "too many failing"
-        if witness not in failing or failing & first.passed or covering - failing - full.passed:
+        if witness not in failing or failing & first.passed or failing - covering or judged - failing - full.passed:
             return "flaky"
         if len(failing) < plan.min_failing:
             return "too few failing"
-        files = self._choose_files(mutation, failing)
-        expected = {test for test in self.profile.passing if test.split("::")[0] in files}
-        if not expected - failing:
+        files = self._choose_files(mutation, failing, covering)
+        if not any(test.split("::")[0] in files and test not in failing for test in self.profile.passing):
             return "nothing left passing"
-        if plan.confirm:
-            failing = self._confirm(files, expected, failing)
-            if not failing:
-                return "flaky"
+        if plan.confirm and not all(self._is_steady(file) for file in files):
+            return "flaky"
         return self._describe(mutation, full, failing, files)
 
     def _run(
         self, tests: frozenset[str], *, maxfail: int = 0, hash_seed: int = 0, watch: Watch | None = None
     ) -> TestRun:
-        files = sorted({test.split("::")[0] for test in tests})
-        seconds = 1.0 + 4.0 * self.profile.seconds_of(tests)
         return self.bench.run_tests(
-            files,
+            sorted({test.split("::")[0] for test in tests}),
             sorted(tests),
-            timeout_s=20.0 + 10.0 * seconds,
-            cpu_s=seconds + 1.0,
             maxfail=maxfail,
             hash_seed=hash_seed,
             watch=watch,
+            **self._limits(tests),
         )
 
-    def _confirm(self, files: tuple[str, ...], expected: set[str], failing: frozenset[str]) -> frozenset[str]:
-        """Run whole files with the bug, and without it: the failing tests, or none where anything else differs."""
-        seconds = 2.0 + 4.0 * self.profile.seconds_of(frozenset(expected))
-        wall = 20.0 + 10.0 * seconds
-        broken = self.bench.run_tests(files, timeout_s=wall, cpu_s=seconds)
-        if files not in self.steady:
-            intact = self.bench.run_tests(files, timeout_s=wall, cpu_s=seconds, pristine=True, hash_seed=HASH_SEEDS[1])
-            self.steady[files] = intact.complete and expected <= intact.passed
-        same = self.steady[files] and broken.complete and expected - broken.passed == failing
-        return failing if same else frozenset()
+    def _run_covering(self, covering: frozenset[str], watch: Watch) -> TestRun:
+        """The tests that run the place, with another hash seed, until clearly too many failed."""
+        return self._run(covering, maxfail=self.plan.max_failing + 1, hash_seed=HASH_SEEDS[1], watch=watch)
 
-    def _choose_files(self, mutation: Mutation, failing: frozenset[str]) -> tuple[str, ...]:
+    def _run_files(self, covering: frozenset[str], watch: Watch) -> TestRun:
+        """All of their files, as grading does."""
+        tests = self._tests_in(covering)
+        files = sorted({test.split("::")[0] for test in tests})
+        return self.bench.run_tests(files, hash_seed=HASH_SEEDS[1], watch=watch, **self._limits(tests))
+
+    def _limits(self, tests: frozenset[str]) -> Limits:
+        seconds = 1.0 + 4.0 * self.profile.seconds_of(tests)
+        return {"timeout_s": 20.0 + 10.0 * seconds, "cpu_s": seconds + 1.0}
+
+    def _tests_in(self, tests: frozenset[str]) -> frozenset[str]:
+        """All passing tests of the files that hold these."""
+        files = {test.split("::")[0] for test in tests}
+        return frozenset(test for test in self.profile.passing if test.split("::")[0] in files)
+
+    def _is_steady(self, file: str) -> bool:
+        """Whether a test file passes on the original when it is run alone."""
+        if file not in self.steady:
+            expected = frozenset(test for test in self.profile.passing if test.split("::")[0] == file)
+            run = self.bench.run_tests([file], pristine=True, **self._limits(expected))
+            self.steady[file] = run.complete and expected <= run.passed
+        return self.steady[file]
+
+    def _choose_files(self, mutation: Mutation, failing: frozenset[str], covering: frozenset[str]) -> tuple[str, ...]:
         """Files with failing tests, and up to two more that run most of the mutated files, while they are quick."""
         chosen = sorted({test.split("::")[0] for test in failing})
         running: Counter[str] = Counter()
         for file in mutation.files:
             for tests in self.profile.covering.get(file, {}).values():
                 running.update({test.split("::")[0] for test in tests})
+        seen = {test.split("::")[0] for test in covering}
         seconds: dict[str, float] = defaultdict(float)
         for test, taken in self.profile.test_seconds.items():
             seconds[test.split("::")[0]] += taken
         spent = sum(seconds[file] for file in chosen)
         for file, _ in sorted(running.items(), key=lambda item: (-item[1], item[0])):
-            if file not in chosen and spent + seconds[file] <= self.plan.files_seconds and len(chosen) < 4:
+            known = file in seen or not self.plan.confirm
+            if known and file not in chosen and spent + seconds[file] <= self.plan.files_seconds and len(chosen) < 4:
                 chosen.append(file)
                 spent += seconds[file]
         return tuple(sorted(chosen))

@@ -12,6 +12,9 @@ from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.synth.find import Found, Plan, find_tasks
 from deepswe.tasks.synth.journal import Journal
 
+GROWTH = Plan(per_function=2, per_kind=2, min_failing=2, max_covering=25, confirm=True, files_seconds=0.5)
+"""What the bundled set is made of: narrow bugs of many kinds, each with a failing test that no issue shows."""
+
 
 def grow_catalogue(
     path: Path,
