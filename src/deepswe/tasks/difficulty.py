@@ -91,12 +91,6 @@ def describe_rates(tasks: TaskSet) -> dict[str, object]:
     }
 
 
-def trainable(tasks: TaskSet) -> TaskSet:
-    """The set without the tasks that validation found flaky or unsound; what was never validated stays."""
-    bad = {ident for ident, row in tasks.measured.items() if row.verdict in ("flaky", "unsound")}
-    return tasks.only({task.id for task in tasks.tasks} - bad) if bad else tasks
-
-
 def weights(
     tasks: TaskSet, scheme: Scheme, *, low: float = 0.0, high: float = 1.0, unrated: bool = True
 ) -> tuple[float, ...]:
@@ -185,11 +179,3 @@ def split_by_repository(tasks: TaskSet, shares: Mapping[str, float], *, seed: in
         held[split] += sizes[name]
     dealt = tuple(replace(task, split=place[task.repo]) for task in tasks.tasks)
     return TaskSet(dealt, tasks.hidden, tasks.measured)
-
-
-def shared_repositories(tasks: TaskSet) -> dict[str, tuple[str, ...]]:
-    """Repository -> its splits, of the repositories that are in more than one."""
-    splits: dict[str, dict[str, None]] = {}
-    for task in tasks.tasks:
-        splits.setdefault(task.repo, {})[task.split] = None
-    return {name: tuple(found) for name, found in splits.items() if len(found) > 1}
