@@ -30,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
         (["training.stepz=3"], "training.stepz is not a known key"),
         (["training.steps=many"], "training.steps"),
         (["training.steps=-1"], "training.steps"),
-        (["sandbox.backend=docker"], "sandbox.backend"),
+        (["sandbox.backend=other"], "sandbox.backend"),
         (["tasks.kind=other"], "tasks"),
         (["nonsense"], "section.key=value"),
         (["rollout.group_size=1"], "leave_one_out needs at least 2"),
