@@ -54,11 +54,12 @@ def _walk(source: Path) -> Iterator[str]:
 
 
 def tar_tree(source: Path, target: IO[bytes]) -> None:
-    """Write a tree as one tar archive, owned by root; an interpreter's installed packages are left out."""
-    hidden = {str(path) for path in source.glob("lib/python*/site-packages")}
+    """Write a tree as one tar archive, owned by root; without the packages and the tests of an interpreter."""
+    patterns = () if (source / "pyvenv.cfg").exists() else ("lib/python*/site-packages", "lib/python*/test")
+    hidden = [str(path) for pattern in patterns for path in source.glob(pattern)]
     with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in _walk(source):
-            if (source / "pyvenv.cfg").exists() or not any(path.startswith(f"{name}/") for name in hidden):
+            if not any(path.startswith(f"{name}/") for name in hidden):
                 archive.add(path, arcname=os.path.relpath(path, source), recursive=False, filter=_as_root)
 
 

@@ -97,10 +97,21 @@ def test_a_command_in_a_live_container_is_a_frame_and_not_an_exec_of_the_engine(
 
 
 @pytest.mark.parametrize("layers", ["mount", "copy"])
-def test_layers_are_seen_mounted_or_copied_and_an_environments_interpreter_with_them(
-    engine: str, layers: str, tmp_path: Path
-) -> None:
-    user = "0:0" if layers == "copy" else ""  # a plain user may not enter an image's /root, where pyenv may lie
+def test_layers_are_mounted_or_copied_and_never_written(engine: str, layers: str, tmp_path: Path) -> None:
+    library, code = tmp_path / "lib", tmp_path / "code"
+    for directory, name in ((library, "deep/b.py"), (code, "a.py")):
+        (directory / name).parent.mkdir(parents=True)
+        (directory / name).write_text("value = 41\n")
+    (library / "link").symlink_to("deep/b.py")
+    spec = SandboxSpec((Layer(code, "/testbed", writable=True), Layer(library, "/opt/lib")))
+    script = (
+        "cat a.py /opt/lib/link; echo > a.py; for f in x deep/b.py; do echo > /opt/lib/$f || echo no; done 2>/dev/null"
+    )
+    assert run_in(settings(engine, layers=layers), spec, script) == "value = 41\n" * 2 + "no\n" * 2
+    assert (code / "a.py").read_text() == "value = 41\n"
+
+
+def test_an_environment_brings_its_interpreter_without_the_packages_there(engine: str, tmp_path: Path) -> None:
     environment, code = tmp_path / "env", tmp_path / "code"
     venv.EnvBuilder(symlinks=True, with_pip=False).create(environment)
     code.mkdir()
@@ -110,7 +121,7 @@ def test_layers_are_seen_mounted_or_copied_and_an_environments_interpreter_with_
 import a, sys; print(a.value + 1, sys.prefix, len([p for p in sys.path if 'base' in p]))
 E
 /opt/env/bin/python b.py; (echo > /opt/env/x) 2>/dev/null || echo refused"""
-    said = run_in(settings(engine, layers=layers, user=user), spec, script)
+    said = run_in(settings(engine), spec, script)
     assert said.splitlines() == ["42 /opt/env 0", "refused"]
     assert not (code / "b.py").exists()
 
