@@ -18,7 +18,10 @@ A candidate is a commit that passes the filters, so that its tests are run; vali
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -32,11 +35,21 @@ from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.synth.commits import CommitPlan, Record, search
 from deepswe.tasks.synth.commits_history import History
 
+_SET_CHILD_SUBREAPER = 36
 LEAST_SHARE, LEAST_RATE = 0.55, 690.0
 
 
+def adopt_orphans() -> None:
+    """Make what our children leave behind ours: bubblewrap ends before the process that did its work is waited for."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
 def cpu_seconds() -> float:
-    """Of this process and of all that it has waited for."""
+    """Of this process and of all that it has waited for; orphans are waited for here, when nothing else runs."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -69,6 +82,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="6 candidates of the first repository")
     asked = parser.parse_args()
     plan = CommitPlan(candidates=6 if asked.quick else asked.candidates, workers=asked.workers)
+    adopt_orphans()
     begun, rows = time.monotonic(), {}
     with tempfile.TemporaryDirectory(prefix="deepswe-commits-") as place, TerminalProgress() as progress:
         for text in asked.repositories[: 1 if asked.quick else None]:

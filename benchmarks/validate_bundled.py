@@ -14,7 +14,7 @@ line printed is one JSON object:
     runtime_s       median seconds of one grading
     wall_s          seconds for everything
 
-Exit code 0 if every task is sound and all 3 plants are caught. `--quick` takes 4 tasks of two small repositories and
+Exit code 0 if every task is sound and all 3 plants are caught. `--quick` takes 2 tasks of two small repositories and
 2 runs. A validation that was cut off goes on where it stopped if it is given the same `--record FILE`.
 """
 
@@ -39,7 +39,7 @@ from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.task import HiddenTests, Task, TaskSet
 
 RUNS, QUICK_RUNS = 3, 2
-QUICK = BundledTasks(repositories=("schema", "tinydb"), limit=4)
+QUICK = BundledTasks(repositories=("schema", "tinydb"), limit=2)
 PLANT = "tests/test_planted_by_the_benchmark.py"
 COINS = tuple(f"{PLANT}::test_coin_{number}" for number in range(8))
 FLAKY = "import os\n\n\n" + "\n\n".join(
@@ -93,7 +93,7 @@ def measure(quick: bool, workers: int, place: Path, record: Path | None, progres
         "micro",
         plant(first, tasks.hidden[first.id]),
         progress,
-        runs=RUNS,
+        runs=runs,
         workers=workers,
         record=place / "plants.jsonl",
     )
@@ -118,7 +118,7 @@ def measure(quick: bool, workers: int, place: Path, record: Path | None, progres
 def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="4 tasks of two small repositories, 2 runs")
+    parser.add_argument("--quick", action="store_true", help="2 tasks of two small repositories, 2 runs")
     parser.add_argument("--workers", type=int, default=0, help="runs at once; 0 takes one a core")
     parser.add_argument("--record", type=Path, help="of the runs; an existing one is continued")
     asked = parser.parse_args()
