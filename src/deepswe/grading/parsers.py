@@ -34,7 +34,7 @@ from typing import Any
 from deepswe.errors import GradingError
 from deepswe.grading.report import STATUSES
 from deepswe.tasks.sources_harbor import MARKER, TEST
-from deepswe.tasks.sources_swe import END, START
+from deepswe.tasks.sources_swe import END, EXIT_CODE, START
 from deepswe.tasks.task import HiddenTests, Task
 
 WORDS = {
@@ -159,7 +159,11 @@ def _cut(rest: str, known: frozenset[str]) -> str:
 
 
 def _read_pytest(log: str, task: Task, hidden: HiddenTests) -> Reading:
-    return judge(pytest_statuses(log, frozenset(hidden.tests)), hidden)
+    found = pytest_statuses(log, frozenset(hidden.tests))
+    code = re.search(rf"{EXIT_CODE}:\s*(-?\d+)", log.partition(END)[2])
+    contradicted = code is not None and code[1] != "0" and not {"failed", "error"} & set(found.values())
+    problem = f"the tests ended with exit code {code[1]}, and the log shows no failure" if code and contradicted else ""
+    return judge(found, hidden, problem)
 
 
 def r2e_statuses(log: str, known: frozenset[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from deepswe.tasks.task import HiddenTests, Image, Repository, Task
 
 TIMEOUT_S = 1800.0
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
+EXIT_CODE = ">>>>> Test Exit Code"
 CONDA = "/opt/miniconda3"
 ENV = {
     "PATH": f"{CONDA}/envs/testbed/bin:{CONDA}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -42,7 +43,7 @@ def sweb_task(row: Row) -> tuple[Task, HiddenTests]:
     """
     name, repo, test_patch = row.text("instance_id"), row.text("repo"), row.patch("test_patch")
     script = row.optional_text("eval_script", "run_tests")
-    own = script or _script(COMMANDS.get(repo, PYTEST), _directives(repo, test_patch))
+    own = with_exit_code(script) or _script(COMMANDS.get(repo, PYTEST), _directives(repo, test_patch))
     image = row.optional_text("image", "docker_image") or EVALUATION_IMAGES.format(
         name=name.replace("__", "_1776_").lower()
     )
@@ -152,6 +153,21 @@ def _family(
     return task, hidden
 
 
+def with_exit_code(script: str) -> str:
+    """A row's script, which after its end marker also says how the test command itself ended.
+
+    The script goes on after its tests, so its own exit code says nothing about them; a log without a failure of tests
+    that ended otherwise is not to be believed.
+    """
+    lines = script.split("\n")
+    place = next((number for number, line in enumerate(lines) if END in line), None)
+    if place is None:
+        return script
+    return "\n".join(
+        [*lines[:place], "tests_code=$?", lines[place], f'echo "{EXIT_CODE}: $tests_code"', *lines[place + 1 :]]
+    )
+
+
 def _files(row: Row) -> list[str]:
     """The files whose tests count: those of the ids, which exist once the test patch is applied."""
     return list(dict.fromkeys(test.split("::")[0] for test in row.names("FAIL_TO_PASS") + row.names("PASS_TO_PASS")))
@@ -181,7 +197,7 @@ def _script(command: str, files: Sequence[str]) -> str:
             f"{command} {words}",
             "code=$?",
             f": '{END}'",
-            'echo ">>>>> Test Exit Code: $code"',
+            f'echo "{EXIT_CODE}: $code"',
             "",
         ]
     )

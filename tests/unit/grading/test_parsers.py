@@ -97,6 +97,14 @@ def test_an_expected_status_must_be_that_very_one() -> None:
     assert judge({"a": "passed", "b": "passed", "c": "error"}, hidden).right == {"a", "c"}
 
 
+def test_a_log_without_a_failure_of_tests_that_ended_otherwise_is_not_believed() -> None:
+    log = f"{START}\nPASSED t.py::a\n{END}\n>>>>> Test Exit Code: 1\n"
+    assert "exit code 1" in read_log(log, task_of(), hidden_of(("t.py::a",))).problem
+    assert read_log(log.replace("Code: 1", "Code: 0"), task_of(), hidden_of(("t.py::a",))).problem == ""
+    failed = log.replace(END, f"FAILED t.py::b\n{END}")
+    assert read_log(failed, task_of(), hidden_of(("t.py::a",))).problem == ""
+
+
 R2E_LOG = """collected
 === short test summary info ===
 PASSED r2e_tests/test_1.py::TestA::test_one
