@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import random
 import secrets
+from dataclasses import replace
 
 from deepswe.errors import DeepsweError, GradingError, boundary
 from deepswe.grading.patch import apply_options, can_fill_disk, refusal
 from deepswe.grading.report import Report, read_report
 from deepswe.grading.run import RUN_ENVIRONMENT, runner_command, runner_input
 from deepswe.grading.scripted import grade_by_script
+from deepswe.grading.sealed import Sealed, open_seals, seal
 from deepswe.grading.sentinels import mix_sentinels
 from deepswe.grading.tree import ROOT, Workshop, lay_tree, prepare_image
 from deepswe.sandbox.base import ExecResult, Sandbox
@@ -33,7 +35,8 @@ async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop)
 
     The patch is applied to the pristine tree in a sandbox of its own. Test files, files that steer test runs and
     whatever lies in a test directory stay as the task has them (but for what the gold patch touches); the hidden tests
-    are laid over, with tests among them that must fail (`deepswe.grading.sentinels`). Reward 1 needs a complete report
+    are laid over, with tests among them that must fail (`deepswe.grading.sentinels`), and without expected values that
+    can be kept out (`deepswe.grading.sealed`). Reward 1 needs a complete report
     in which each F2P and P2P test passed and none of those did.
 
     Returns:
@@ -64,7 +67,9 @@ async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) 
         return Graded(0.0, _statuses(Report(), hidden), f"the patch does not apply: {refused}")
     if hidden.runner == "script":
         return await grade_by_script(sandbox, task, hidden)
-    mixed = mix_sentinels(hidden, random.SystemRandom())
+    plain = hidden.runner == "unittest" and task.repository.environment is None and task.image is None
+    sealed = seal(hidden) if plain else Sealed(hidden.files)
+    mixed = mix_sentinels(replace(hidden, files=sealed.files), random.SystemRandom())
     with boundary("grading.tests", GradingError):
         try:
             await sandbox.write_files({f"{ROOT}/{path}": text.encode() for path, text in mixed.files.items()})
@@ -82,7 +87,8 @@ async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) 
             stdin=runner_input(nonce, hidden.runner, task, hidden.arguments, mixed.tests),
             channel=True,
         )
-    return decide(result, read_report(result.channel, nonce), hidden, mixed.sentinels)
+    report = open_seals(read_report(result.channel, nonce), sealed.expected)
+    return decide(result, report, hidden, mixed.sentinels)
 
 
 async def _apply(sandbox: Sandbox, patch: str, hidden: HiddenTests) -> str:

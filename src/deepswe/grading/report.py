@@ -8,6 +8,7 @@ One record a line: `NONCE SEQUENCE KIND STATUS ID DETAIL`, the last two in hexad
     test      the status of one test
     part      a subtest that did not pass
     fixture   an error in the clean-up after a test
+    value     what a sealed test got (`deepswe.grading.sealed`), as a literal
     changed   a part of the test framework was found replaced after this test
     end       the last record; `tampered` where the code under test replaced a part of the test framework or a test
               file, `incomplete` where it left before its last test
@@ -19,7 +20,7 @@ What a record says still comes from the process that runs the tests; `deepswe.gr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 STATUSES = ("passed", "xpassed", "xfailed", "skipped", "failed", "error")
@@ -35,6 +36,7 @@ _ALLOWED: Mapping[str, tuple[str, ...]] = {
     "test": STATUSES,
     "part": ("failed",),
     "fixture": ("error",),
+    "value": ("ok",),
     "changed": ("error",),
     "end": tuple(_ENDS),
 }
@@ -53,6 +55,7 @@ class Report:
         ended: the reporter wrote its last record, whatever it says.
         problem: why the report is no complete and consistent one; "" if it is.
         broken: why the runner itself could not work; "" if it could.
+        values: test id -> what it told.
     """
 
     statuses: Mapping[str, str] = field(default_factory=dict)
@@ -62,6 +65,7 @@ class Report:
     ended: bool = False
     problem: str = ""
     broken: str = ""
+    values: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,10 @@ def read_report(data: bytes, nonce: str) -> Report:
     statuses: dict[str, str] = {}
     details: dict[str, str] = {}
     reported: set[str] = set()
+    values: dict[str, list[str]] = {}
     for record in records:
+        if record.kind == "value":
+            values.setdefault(record.test, []).append(record.detail)
         if record.kind not in ("test", "part", "fixture"):
             continue
         if record.kind == "test" and record.test in reported:
@@ -94,7 +101,7 @@ def read_report(data: bytes, nonce: str) -> Report:
     guarded = started and records[0].detail == "guarded"
     ended = bool(records) and records[-1].kind == "end"
     problem = problem or _tampering(records) or _closing_problem(records)
-    return Report(statuses, details, started, guarded, ended, problem, broken)
+    return Report(statuses, details, started, guarded, ended, problem, broken, values)
 
 
 def _read_records(data: bytes, nonce: str) -> tuple[list[_Record], str]:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 CHANNEL, PIECE, PATIENCE_MS = 3, 1 << 16, 50
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, FILTER = 4, 38, 22, 2
-KINDS = ("test", "part", "fixture", "changed")
+KINDS = ("test", "part", "fixture", "changed", "value")
+LONGEST = {"value": 1 << 16}
+"""Kind -> characters of a detail; 300 for all others."""
 SYSCALLS = {
     "x86_64": (0xC000003E, (62, 200, 234, 129, 297, 434, 302), 424, 72, 16),
     "aarch64": (0xC00000B7, (129, 130, 131, 138, 240, 434, 261), 424, 25, 29),
@@ -132,7 +134,9 @@ def write_all(descriptor: int, data: bytes) -> None:
 
 def encode(kind: str, status: str, test: str, detail: str) -> str:
     """A record without nonce and number."""
-    texts = " ".join(text.encode("utf-8", "backslashreplace").hex() or "-" for text in (test, detail[:300]))
+    texts = " ".join(
+        text.encode("utf-8", "backslashreplace").hex() or "-" for text in (test, detail[: LONGEST.get(kind, 300)])
+    )
     return f"{kind} {status} {texts}\n"
 
 
