@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import sys
 import time
@@ -65,36 +64,35 @@ class Result:
         return self.found.verdicts.get("task", 0)
 
 
-def cpu_seconds() -> float:
-    """Of this process and of all that it has waited for."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
 def run_project(name: str, plan: Plan, sample: int, cache: LayerCache, progress: Progress) -> Result:
     """Search one project, then the naive loop on some of the bugs that were kept."""
     catalogue, pip = load_catalogue(), Pip()
     source = build_source(catalogue.repository(name), cache, pip, catalogue.build_requirements)
     tools = install_tools(cache, pip)
     environment = cache.path(source.recipe.distribution.environment_key)
-    began = cpu_seconds()
+    began = time.process_time()
     with WarmBench(source, environment, tools=tools) as bench:
         progress.begin(f"Tests of {name}", 1)
         profile = measure(bench)
         found = search(bench, profile, plan, progress)
-    spent = cpu_seconds() - began
-    began, agreed = cpu_seconds(), 0
+        spent = time.process_time() - began + bench.cpu_s
+    agreed, naive_cpu_s = 0, 0.0
     chosen = found.tasks[:sample]
     progress.begin(f"Naive loop in {name}", len(chosen))
     with Bench(source, environment) as cold:
         for task in chosen:
-            agreed += naive(cold, source, profile, task)
+            same, seconds = naive(cold, source, profile, task)
+            agreed, naive_cpu_s = agreed + same, naive_cpu_s + seconds
             progress.advance()
-    return Result(found, spent, cpu_seconds() - began, len(chosen), agreed)
+    return Result(found, spent, naive_cpu_s, len(chosen), agreed)
 
 
-def naive(bench: Bench, source: RepositorySource, profile: Profile, task: TaskRecipe) -> bool:
-    """The whole suite on the bug and on the original, each in a new interpreter; whether it comes to the same F2P."""
+def naive(bench: Bench, source: RepositorySource, profile: Profile, task: TaskRecipe) -> tuple[bool, float]:
+    """The whole suite on the bug and on the original, each in a new interpreter.
+
+    Returns:
+        whether it comes to the same F2P, and processor seconds.
+    """
     files = [path for path in source.tests if is_test_module(path)]
     originals = {file: source.text(file) for file in task.mutation.files}
     for file, text in originals.items():
@@ -104,7 +102,8 @@ def naive(bench: Bench, source: RepositorySource, profile: Profile, task: TaskRe
         bench.write(file, text)
     intact = bench.run_tests(files, timeout_s=900.0)
     passing = set(profile.passing) & intact.passed
-    return broken.complete and passing - broken.passed == set(task.fail_to_pass)
+    same = broken.complete and passing - broken.passed == set(task.fail_to_pass)
+    return same, broken.cpu_s + intact.cpu_s
 
 
 def figures(results: dict[str, Result], plan: Plan, wall_s: float) -> dict[str, Any]:

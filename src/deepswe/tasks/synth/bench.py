@@ -53,6 +53,7 @@ class TestRun:
         failures: for failed tests.
         seconds: test id -> wall seconds.
         timed_out: it was cut short by its time limit.
+        cpu_s: processor seconds from the interpreter's start to the end of the session.
     """
 
     __test__ = False
@@ -62,6 +63,7 @@ class TestRun:
     failures: Mapping[str, Failure] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     timed_out: bool = False
+    cpu_s: float = 0.0
 
     @property
     def passed(self) -> frozenset[str]:
@@ -145,7 +147,9 @@ class Bench:
             test: Failure(int(item["line"]), item["parameters"], tuple(item["fixtures"]))
             for test, item in record["failures"].items()
         }
-        return TestRun(record["exit"] in (0, 1, 2), record["statuses"], failures, record["seconds"])
+        return TestRun(
+            record["exit"] in (0, 1, 2), record["statuses"], failures, record["seconds"], cpu_s=record["cpu_s"]
+        )
 
     def run_script(self, text: str, *, timeout_s: float, hash_seed: int = 0) -> str | None:
         """The standard output of a script that runs at the root, or None if it failed or took too long."""

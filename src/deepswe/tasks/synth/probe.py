@@ -77,6 +77,7 @@ def pytest_sessionfinish(session: Any, exitstatus: Any) -> None:
     output = os.environ.get("DEEPSWE_PROBE_OUTPUT", "")
     if output:
         record = {"statuses": statuses, "failures": failures, "seconds": seconds, "exit": int(exitstatus)}
+        record["cpu_s"] = sum(os.times()[:4])
         with open(output, "w", encoding="utf-8") as stream:
             json.dump(record, stream)
 

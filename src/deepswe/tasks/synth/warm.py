@@ -122,6 +122,7 @@ class WarmBench:
         self._servers: dict[int, _Server] = {}
         self._times = itertools.count(_FIRST_TIME)
         self._modules: tuple[str, ...] = ()
+        self._past_cpu_s = 0.0
 
     def __enter__(self) -> Self:
         self._place = Path(tempfile.mkdtemp(prefix="deepswe-warm-"))
@@ -153,6 +154,11 @@ class WarmBench:
     def pristine(self) -> Path:
         """A second tree, that never gets any."""
         return self._place / "pristine"
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of all fork servers and what they ran. Bubblewrap hides them from this process."""
+        return self._past_cpu_s + sum(server.cpu_s for server in self._servers.values())
 
     @property
     def _support(self) -> Path:
@@ -236,6 +242,7 @@ class WarmBench:
     def _server(self, hash_seed: int) -> _Server:
         server = self._servers.get(hash_seed)
         if server is None or not server.alive:
+            self._past_cpu_s += server.cpu_s if server is not None else 0.0
             server = self._servers[hash_seed] = self._start(hash_seed)
             server.ask({"op": "preload", "modules": list(self._modules)}, _START_S)
         return server
@@ -287,6 +294,7 @@ class _Server:
             preexec_fn=_limit,
         )
         self._rest = b""
+        self.cpu_s = 0.0
 
     @property
     def alive(self) -> bool:
@@ -308,6 +316,7 @@ class _Server:
         except (OSError, json.JSONDecodeError) as error:
             self.close()
             raise TaskError(f"the fork server of the test environment does not answer: {error}") from error
+        self.cpu_s = float(answer["cpu_s"])
         return answer
 
     def _line(self, deadline: float) -> bytes:
