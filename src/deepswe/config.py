@@ -109,7 +109,7 @@ class SamplerConfig(Section):
 
 
 class TaskSetTasks(Section):
-    """A task set in a file: imported from a public source, or made by `deepswe tasks`."""
+    """A task set in a file: imported from a public source, or made from a repository."""
 
     kind: Literal["taskset"] = "taskset"
     path: Path
@@ -164,7 +164,22 @@ class FrozenLakeTasks(Section):
         return self
 
 
-TasksConfig = Annotated[MicroTasks | BundledTasks | TaskSetTasks | FrozenLakeTasks, Field(discriminator="kind")]
+class CustomTasks(Section):
+    """A suite of your own, as docs/environments.md explains."""
+
+    kind: Literal["custom"] = "custom"
+    suite: str
+    """`module:attribute` of a class or function that makes the suite, or the name of an entry point of
+    `deepswe.suites`."""
+    options: dict[str, Any] = Field(default={})
+    """Its arguments, by name."""
+    capacity: int = Field(default=0, ge=0)
+    """Attempts that it can have in flight at once; 0 is no limit."""
+
+
+TasksConfig = Annotated[
+    CustomTasks | MicroTasks | BundledTasks | TaskSetTasks | FrozenLakeTasks, Field(discriminator="kind")
+]
 
 
 class ContainerConfig(Section):
@@ -180,7 +195,7 @@ class ContainerConfig(Section):
     """Conventions of the tasks' own images: which environment commands use, and which files hold tests."""
     user: str = Field(default="", pattern=r"^(\d+:\d+)?$")
     """UID:GID of all processes; empty is 1000:1000 in the default image, and in a task's own image root, who owns its
-    files, without capabilities."""
+    files, with no other rights than over these."""
     python: str = "python3"
     """Interpreter (3.10 or newer) of the images, which runs the resident server."""
     interpreter: str = ""

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from deepswe.config import SandboxConfig
 from deepswe.evaluation.validation import RunRecord, Validation, validate, validate_target
 from deepswe.grading.tree import Workshop
@@ -99,6 +101,7 @@ def test_planted_flaky_idle_network_and_endless_tasks_are_caught_and_a_resumed_r
     assert record.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_verdicts_flow_into_the_file_and_a_set_without_its_flaky_tests_is_sound(tmp_path: Path) -> None:
     path = tmp_path / "set.jsonl"
     tasks = PLANTED.only(["sound", "flaky"])
