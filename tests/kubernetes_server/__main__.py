@@ -20,7 +20,7 @@ KUBECONFIG = """apiVersion: v1
 kind: Config
 current-context: test
 clusters: [{{name: test, cluster: {{server: "http://127.0.0.1:{port}"}}}}]
-users: [{{name: test, user: {{token: "{token}"}}}}]
+users: [{{name: test, user: {user}}}]
 contexts: [{{name: test, context: {{cluster: test, user: test, namespace: deepswe}}}}]
 """
 
@@ -34,7 +34,8 @@ async def serve(arguments: argparse.Namespace) -> None:
     await site.start()
     port = runner.addresses[0][1]
     ready = arguments.kubeconfig.with_suffix(".part")
-    ready.write_text(KUBECONFIG.format(port=port, token=arguments.token))
+    user = json.dumps({"token": arguments.token} if arguments.token else {})
+    ready.write_text(KUBECONFIG.format(port=port, user=user))
     ready.rename(arguments.kubeconfig)
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -54,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kubeconfig", type=Path, required=True, help="file to write")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--token", default="test-token")
+    parser.add_argument("--token", default="", help="bearer token to ask for (kubectl sends none without TLS)")
     parser.add_argument("--simulate", action="store_true", help="pods that are not there")
     parser.add_argument("--warm", action="store_true", help="agent-sandbox is installed")
     parser.add_argument("--faults", default="{}", help="JSON: kind -> rate")

@@ -29,7 +29,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory):
-    with ServerProcess(tmp_path_factory.mktemp("simulated"), "--simulate") as server:
+    with ServerProcess(tmp_path_factory.mktemp("simulated"), "--simulate", "--token", "test-token") as server:
         yield server
 
 

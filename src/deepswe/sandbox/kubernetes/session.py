@@ -234,14 +234,14 @@ class Session:
             ready.cancel()
 
     async def _connect(self) -> _Connection:
-        """Open a connection, with new tries for `REPAIR_S`.
+        """Open a connection, with new tries for `REPAIR_S`; the first for as long as `open` is waited for.
 
         Raises:
             PodDied: none can be had.
         """
         words = "no try was made"
         try:
-            async with asyncio.timeout(REPAIR_S):
+            async with asyncio.timeout(REPAIR_S if self.opened else None):
                 for attempt in range(1 << 20):
                     wait = 0.0
                     try:
