@@ -13,7 +13,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from deepswe.config import BundledTasks, FrozenLakeTasks, MicroTasks, Recipe, TaskSetTasks, parse_override
+from deepswe.config import BundledTasks, CustomTasks, FrozenLakeTasks, MicroTasks, Recipe, TaskSetTasks, parse_override
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -114,7 +114,7 @@ def known_key(key: str) -> bool:
             return False
         fields = [node.model_fields[part] for node in nodes if part in node.model_fields]
         if part == "tasks" and nodes == [Recipe]:
-            nodes = [MicroTasks, BundledTasks, TaskSetTasks, FrozenLakeTasks]
+            nodes = [CustomTasks, MicroTasks, BundledTasks, TaskSetTasks, FrozenLakeTasks]
         elif not fields:
             return False
         else:

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from deepswe.config import BundledTasks, FrozenLakeTasks, MicroTasks, Recipe, TaskSetTasks
+from deepswe.config import BundledTasks, CustomTasks, FrozenLakeTasks, MicroTasks, Recipe, TaskSetTasks
 from deepswe.envs.base import Suite
+from deepswe.envs.custom import load_suite
 from deepswe.envs.frozenlake import FrozenLakeSuite
 from deepswe.envs.solvers import Solver, gold_solver
 from deepswe.envs.swe import SweSuite
@@ -57,6 +58,9 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
     """
     if isinstance(recipe.tasks, FrozenLakeTasks):
         yield OpenSuite(FrozenLakeSuite(recipe.tasks), UNBOUNDED)
+        return
+    if isinstance(recipe.tasks, CustomTasks):
+        yield OpenSuite(load_suite(recipe.tasks), recipe.tasks.capacity or UNBOUNDED)
         return
     cache = LayerCache(default_cache_root(os.environ))
     async with SandboxPool(recipe.sandbox, recipe.run.name) as pool:
