@@ -24,6 +24,8 @@ MARK = "deepswe.sandbox"
 DEFAULT_USER = "1000:1000"
 PURPOSE, GRADE = "purpose", "grade"
 """The label of a spec that says what a sandbox is for, and its value where the work is graded."""
+FILE_RIGHTS = ("CHOWN", "DAC_OVERRIDE", "FOWNER")
+"""What root keeps in a task's own image: rights over its files, which may belong to others or be closed to writing."""
 _INODES_PER_MIB = 256
 _PAGE = 4096
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -252,6 +254,7 @@ def _host_config(plan: Plan, config: ContainerConfig, engine: str) -> dict[str, 
         "NetworkMode": "none",
         "IpcMode": "private",
         "CapDrop": ["ALL"],
+        "CapAdd": list(FILE_RIGHTS) if plan.own and plan.user.split(":")[0] == "0" else [],
         "SecurityOpt": ["no-new-privileges"],
         "ReadonlyRootfs": plan.read_only,
         "Memory": memory,

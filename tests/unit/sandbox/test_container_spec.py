@@ -50,6 +50,8 @@ def test_a_tasks_own_image_keeps_its_working_directory_and_its_root() -> None:
     plan = plan_of(SandboxSpec(image="task:1", limits=LIMITS))
     assert (plan.own, plan.user, plan.read_only) == (True, "0:0", False)
     assert "/testbed" not in plan.tmpfs
+    body = container_body("n", SandboxSpec(), plan, ["python3"], PLAIN, "docker")
+    assert body["HostConfig"]["CapAdd"] == ["CHOWN", "DAC_OVERRIDE", "FOWNER"], "rights over the image's files alone"
     assert plan_of(SandboxSpec(image="task:1"), ContainerConfig(user="5:6")).user == "5:6"
 
 
