@@ -300,6 +300,7 @@ def make_task(row: TaskRecipe, source: RepositorySource, origin: str = "bundled"
             base=recipe.distribution.base_key,
             environment=recipe.distribution.environment_key,
             files={**visible, **{file: mutation.apply(file, source.text(file)) for file in mutation.files}},
+            removed=file_lists(source.base),
             pythonpath=recipe.pythonpath,
         ),
         source=origin,
@@ -308,6 +309,12 @@ def make_task(row: TaskRecipe, source: RepositorySource, origin: str = "bundled"
         tags=row.difficulty.tags,
         license=recipe.license,
     )
+
+
+def file_lists(base: Path) -> tuple[str, ...]:
+    """Lists of files in a source distribution's metadata: they name the hidden test files, and nothing reads them."""
+    found = (*base.glob("*.egg-info/SOURCES.txt"), *base.glob("*/*.egg-info/SOURCES.txt"))
+    return tuple(sorted(path.relative_to(base).as_posix() for path in found))
 
 
 def make_hidden_tests(row: TaskRecipe, source: RepositorySource) -> HiddenTests:
