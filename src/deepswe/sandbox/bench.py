@@ -40,6 +40,7 @@ class Figures:
         bwrap_p50_ms: bare `bwrap` with the same arguments and the same interpreter, from spawn to its end.
         bwrap_true_p50_ms: the same with `true` in place of the interpreter, which a sandbox needs to run commands.
         docker_p50_ms: `docker run --rm` of `true`; None where no engine answers or it has no image.
+        spawn_p50_ms: `true` as a plain process of this machine, which tells how busy that is.
         exec_p50_ms, stop_p50_ms: `true` in a live sandbox, and its end.
         alive_64_per_s, alive_512_per_s: starts per second up to so many alive at once.
         alive_64_failures, alive_512_failures: starts or commands that failed while so many were alive.
@@ -50,6 +51,7 @@ class Figures:
     bwrap_p50_ms: float
     bwrap_true_p50_ms: float
     docker_p50_ms: float | None
+    spawn_p50_ms: float
     exec_p50_ms: float
     stop_p50_ms: float
     alive_64_per_s: float
@@ -88,7 +90,7 @@ def measure(progress: Progress, *, samples: int = 100, few: int = FEW, many: int
 
 async def _measure(progress: Progress, samples: int, few: int, many: int) -> Figures:
     progress.begin("start, exec, stop", samples)
-    starts, execs, stops, bares, trues, dockers = await _one_at_a_time(progress, samples)
+    starts, execs, stops, bares, trues, spawns, dockers = await _one_at_a_time(progress, samples)
     few_rate, few_failures, _ = await _alive(progress, few)
     many_rate, many_failures, pss = await _alive(progress, many)
     return Figures(
@@ -96,6 +98,7 @@ async def _measure(progress: Progress, samples: int, few: int, many: int) -> Fig
         bwrap_p50_ms=_p50_ms(bares),
         bwrap_true_p50_ms=_p50_ms(trues),
         docker_p50_ms=_p50_ms(dockers) if dockers else None,
+        spawn_p50_ms=_p50_ms(spawns),
         exec_p50_ms=_p50_ms(execs),
         stop_p50_ms=_p50_ms(stops),
         alive_64_per_s=few_rate,
@@ -111,7 +114,7 @@ def _p50_ms(seconds: Sequence[float]) -> float:
 
 
 async def _one_at_a_time(progress: Progress, samples: int) -> tuple[list[float], ...]:
-    starts, execs, stops, bares, trues, dockers = ([] for _ in range(6))
+    starts, execs, stops, bares, trues, spawns, dockers = ([] for _ in range(7))
     image = docker_image()
     with bare_bwrap() as bare:
         async with SandboxPool(SandboxConfig(), "bench") as pool:
@@ -129,10 +132,11 @@ async def _one_at_a_time(progress: Progress, samples: int) -> tuple[list[float],
                 stops.append(time.perf_counter() - started)
                 bares.append(bare(INTERPRETER))
                 trues.append(bare(("/usr/bin/true",)))
+                spawns.append(_spawn())
                 if image and turn % 10 == 0:
                     dockers.append(_docker_run(image))
                 progress.advance()
-    return starts, execs, stops, bares, trues, dockers
+    return starts, execs, stops, bares, trues, spawns, dockers
 
 
 @contextmanager
@@ -171,6 +175,12 @@ def docker_image() -> str:
         return ""
     names = [name for name in done.stdout.split() if "<none>" not in name]
     return names[0] if done.returncode == 0 and names else ""
+
+
+def _spawn() -> float:
+    started = time.perf_counter()
+    subprocess.run(["/usr/bin/true"], check=True)
+    return time.perf_counter() - started
 
 
 def _docker_run(image: str) -> float:
