@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     quick = arguments.quick
-    plan = Plan(target=10**6, seed=arguments.seed, max_tried=15 if quick else arguments.count, per_function=0)
+    plan = Plan(target=10**6, seed=arguments.seed, max_tried=40 if quick else arguments.count, per_function=0)
     began, cache = time.monotonic(), LayerCache.default()
     results: dict[str, Result] = {}
     with TerminalProgress() as progress:
