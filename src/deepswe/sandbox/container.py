@@ -262,8 +262,8 @@ class Backend:
                     session.images.forget(plan.image)
                 raise SandboxStartError(f"sandbox {life.name} cannot be made: {error.message}") from error
             life.link = link = Link(self._engine, container.id)
-            await link.open()
             try:
+                await link.open()  # podman looks for the program here already
                 await container.start()
             except aiodocker.DockerError as error:
                 raise SandboxStartError(self._no_start(life.name, plan.image, python, error.message)) from error
