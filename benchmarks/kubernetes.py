@@ -62,7 +62,7 @@ RATE = 0.01
 TURNS = 6
 THOUGHT_S = (1.0, 7.0)
 """Seconds between two actions of an episode, in which a model would write the next."""
-EPISODE_S = 900.0
+EPISODE_S = 3600.0
 STARTING, START_S = 128, 240.0
 TICK_S = 0.005
 HELD = 100

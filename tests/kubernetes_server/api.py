@@ -53,6 +53,12 @@ def status_of(code: int, reason: str, message: str) -> Object:
     return made | {"status": "Success" if code < 400 else "Failure"}
 
 
+def bookmark(kind: Kind, version: int, annotations: dict[str, str]) -> bytes:
+    metadata = {"resourceVersion": str(version), "annotations": annotations}
+    made = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}
+    return json.dumps({"type": "BOOKMARK", "object": made}).encode() + b"\n"
+
+
 class Server:
     """The whole cluster.
 
@@ -272,11 +278,13 @@ class Server:
         version = request.query.get("resourceVersion", "")
         at = int(version) if version not in ("", "0") else 0
         end = time.monotonic() + float(request.query.get("timeoutSeconds") or 1800)
-        if not at:
+        if not at or request.query.get("sendInitialEvents") == "true":
             at = self.store.version
             for found in list(shelf.objects.values()):
                 if selected(found, namespace, request.query):
                     await response.write(json.dumps({"type": "ADDED", "object": found}).encode() + b"\n")
+        if request.query.get("sendInitialEvents") == "true":
+            await response.write(bookmark(kind, at, {"k8s.io/initial-events-end": "true"}))
         bookmarked = time.monotonic()
         with suppress(ConnectionError):
             while time.monotonic() < end:
@@ -297,9 +305,7 @@ class Server:
                 if time.monotonic() - bookmarked > BOOKMARK_S:
                     bookmarked = time.monotonic()
                     if request.query.get("allowWatchBookmarks"):
-                        mark = {"kind": kind.kind, "apiVersion": kind.api_version}
-                        mark |= {"metadata": {"resourceVersion": str(at)}}
-                        await response.write(json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n")
+                        await response.write(bookmark(kind, at, {}))
                     if self.faults.strikes("watch_410"):
                         self.store.forget(kind)
                         continue

@@ -103,7 +103,7 @@ def test_a_real_kubectl_makes_enters_waits_for_and_deletes_a_pod(cluster):
     config = cluster.kubeconfig
     kubectl("apply", "--validate=false", "-f", "-", kubeconfig=config, stdin=json.dumps(pod))
     kubectl("wait", "--for=condition=Ready", "pod/by-hand", "--timeout=30s", kubeconfig=config)
-    assert "Running" in kubectl("get", "pods", kubeconfig=config)
+    assert kubectl("get", "pods", "-o", "jsonpath={.items[0].status.phase}", kubeconfig=config) == "Running"
     assert kubectl("exec", "by-hand", "--", "echo", "hi", kubeconfig=config) == "hi\n"
     assert kubectl("exec", "-i", "by-hand", "--", "cat", kubeconfig=config, stdin="x" * 70_000) == "x" * 70_000
     kubectl("exec", "by-hand", "--", "sh", "-c", "exit 7", kubeconfig=config, code=7)
