@@ -76,7 +76,7 @@ stop() {
     alive "$root/$name/pid" || continue
     pid="$(cat "$root/$name/pid")"
     curl -sf --max-time 20 --unix-socket "$root/$name/engine.sock" \
-      'http://engine/v1.40/containers/json?all=1' 2>/dev/null | grep -o '"Id":"[0-9a-f]*"' | cut -d'"' -f4 |
+      'http://engine/v1.40/containers/json?all=1' 2>/dev/null | { grep -o '"Id":"[0-9a-f]*"' || true; } | cut -d'"' -f4 |
       while read -r id; do
         curl -s --max-time 60 --unix-socket "$root/$name/engine.sock" \
           -X DELETE "http://engine/v1.40/containers/$id?force=1&v=1" >/dev/null || true
