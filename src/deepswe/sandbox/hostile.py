@@ -10,7 +10,20 @@ from pathlib import Path
 
 from deepswe.errors import SandboxDied
 from deepswe.sandbox.base import Sandbox
-from deepswe.sandbox.checks import WAIT_S, Check, Ground, checks, expect, is_usable, need, python, sh, told
+from deepswe.sandbox.checks import (
+    WAIT_S,
+    Check,
+    CheckFailed,
+    Ground,
+    Refused,
+    checks,
+    expect,
+    is_usable,
+    need,
+    python,
+    sh,
+    told,
+)
 
 _CALLS = """
 import ctypes, errno, os, platform
@@ -180,7 +193,16 @@ async def killing_everything_inside_does_not_kill_the_sandbox(ground: Ground, sa
 
 
 async def there_is_no_network(ground: Ground, sandbox: Sandbox) -> None:
-    """No route, no name, no interface but loopback."""
+    """No route, no name, no interface but loopback; refused where there is one and the backend says who closes it."""
+    try:
+        await _nothing_is_reached(sandbox)
+    except CheckFailed as error:
+        if "network" in sandbox.enforced:
+            raise Refused(f"closed by: {sandbox.enforced['network']} ({error})") from error
+        raise
+
+
+async def _nothing_is_reached(sandbox: Sandbox) -> None:
     program = """
 import socket
 for family, address in ((socket.AF_INET, ("1.1.1.1", 53)), (socket.AF_INET, ("169.254.169.254", 80)),

@@ -405,6 +405,7 @@ def enforced(spec: SandboxSpec, config: SandboxConfig) -> Mapping[str, str]:
         "pids": "server, looking five times a second",
         "disk_mib": f"{disk}; elsewhere in the image: eviction by the kubelet, after some time",
         "output_bytes": "server",
+        "network": "NetworkPolicy of the namespace, where the cluster's network plugin honours it",
     }
 
 
