@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,14 +72,17 @@ def run_seed(plan: Plan, seed: int, directory: Path) -> dict[str, Any]:
     reached = next((row for row in early if row["pass_at_1"] > plan.after), None)
     if reached is None:
         best = max(row["pass_at_1"] for row in later)
-        return {"success_before": before, "success_after": best, "wall_s": None, "stayed_above": None}
-    window = range(reached["step"], reached["step"] + plan.stay_steps + 1)
-    return {
-        "success_before": before,
-        "success_after": reached["pass_at_1"],
-        "wall_s": round(reached["time_s"] - started, 1),
-        "stayed_above": min(row["pass_at_1"] for row in later if row["step"] in window),
-    }
+        figures = {"success_before": before, "success_after": best, "wall_s": None, "stayed_above": None}
+    else:
+        window = range(reached["step"], reached["step"] + plan.stay_steps + 1)
+        figures = {
+            "success_before": before,
+            "success_after": reached["pass_at_1"],
+            "wall_s": round(reached["time_s"] - started, 1),
+            "stayed_above": min(row["pass_at_1"] for row in later if row["step"] in window),
+        }
+    print(f"seed {seed}: {figures}", file=sys.stderr, flush=True)
+    return figures
 
 
 def holds(plan: Plan, figures: dict[str, Any]) -> bool:
@@ -95,15 +99,16 @@ def holds(plan: Plan, figures: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, small maps, under 60 seconds")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once; each of them uses one core")
     parser.add_argument("--seeds", type=int, nargs="+", help="other seeds than 0 to 4")
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else FULL
     seeds = tuple(arguments.seeds or plan.seeds)
-    results = []
-    with tempfile.TemporaryDirectory(prefix="frozenlake-") as directory:
-        for seed in seeds:
-            results.append(run_seed(plan, seed, Path(directory)))
-            print(f"seed {seed}: {results[-1]}", file=sys.stderr, flush=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="frozenlake-") as directory,
+        ThreadPoolExecutor(arguments.jobs) as pool,
+    ):
+        results = list(pool.map(lambda seed: run_seed(plan, seed, Path(directory)), seeds))
     keys = ("success_before", "success_after", "wall_s", "stayed_above")
     print(json.dumps({"seeds": list(seeds), **{key: [result[key] for result in results] for key in keys}}))
     return 0 if all(holds(plan, result) for result in results) else 1
