@@ -40,7 +40,7 @@ class _Axes:
 def draw_panel(panel: Panel) -> Markup:
     """One panel as an <svg> element with a description for those who cannot see it."""
     axes = _axes(panel)
-    parts = [_grid(panel, axes)]
+    parts = [_grid(panel, axes), _healthy(panel, axes)]
     if panel.stacked:
         parts.append(_stack(panel.series, axes))
     else:
@@ -134,6 +134,15 @@ def _grid(panel: Panel, axes: _Axes) -> Markup:
                 )
             )
     return Markup("").join(parts)
+
+
+def _healthy(panel: Panel, axes: _Axes) -> Markup:
+    if panel.healthy is None:
+        return Markup("")
+    low, high = (axes.y(value) for value in panel.healthy)
+    return Markup('<rect class="healthy" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
+        LEFT, high, WIDTH - LEFT - RIGHT, max(low - high, 1.0)
+    )
 
 
 def _short(value: float, panel: Panel) -> str:

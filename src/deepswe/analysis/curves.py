@@ -72,6 +72,8 @@ def draw_curves(run: RunRecord) -> Figure:
 def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK)
     axes.set_xlabel(panel.unit, fontsize=8, color="#52606d")
+    if panel.healthy is not None:
+        axes.axhspan(*panel.healthy, color="#588157", alpha=0.12, linewidth=0)
     if panel.stacked:
         _draw_stack(axes, panel.series)
     else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from deepswe.analysis.record import Row, RunRecord, number
+from deepswe.training.health import ENTROPY_BAND, findings
 from deepswe.types import Ending
 
 Scale = Literal["share", "free", "positive"]
@@ -59,6 +60,7 @@ class Panel:
         scale: "share" runs from 0 to 1, "positive" starts at 0, "free" fits the values.
         stacked: draw the series on top of each other.
         unit: of the horizontal axis.
+        healthy: a band of values that is drawn behind the curves, or None.
     """
 
     title: str
@@ -67,6 +69,7 @@ class Panel:
     scale: Scale = "free"
     stacked: bool = False
     unit: str = "step"
+    healthy: tuple[float, float] | None = None
 
     @property
     def empty(self) -> bool:
@@ -122,9 +125,11 @@ def run_panels(run: RunRecord) -> tuple[Panel, ...]:
         ),
         Panel(
             "Entropy",
-            "Mean entropy of the next-token distribution on sampled tokens, in nats.",
+            "Mean entropy of the next-token distribution on sampled tokens, in nats. The band is 0.3 to 1, where the "
+            "DeepSWE write-up needed no entropy bonus.",
             _curves(learned, {"entropy": "entropy"}),
             "positive",
+            healthy=ENTROPY_BAND,
         ),
         Panel(
             "Gradient norm",
@@ -144,6 +149,40 @@ def run_panels(run: RunRecord) -> tuple[Panel, ...]:
             _curves(learned, {"kl_sampler": "KL"}),
         ),
         Panel(
+            "KL to the start",
+            "Estimate of the divergence from the weights at the start of RL, in nats a token.",
+            _curves(learned, {"kl_start": "KL"}),
+            "positive",
+        ),
+        Panel(
+            "Ratio",
+            "Policy over sampler, or over itself before the batch: mean and largest over the trained tokens.",
+            _curves(learned, {"ratio": "mean", "ratio_max": "largest"}),
+            "positive",
+        ),
+        Panel(
+            "Advantages",
+            "Over the trained tokens.",
+            _curves(learned, {"advantage_max": "largest", "advantage_std": "deviation", "advantage_min": "least"}),
+        ),
+        Panel(
+            "Age",
+            "Updates between the sampling of the oldest token and its training.",
+            _curves(learned, {"age_mean": "mean", "age_max": "largest"}),
+            "positive",
+        ),
+        Panel(
+            "Tokens a turn",
+            "Mean sampled tokens of a turn.",
+            _curves(train, {"turn_tokens_mean": "tokens"}),
+            "positive",
+        ),
+        Panel(
+            "Value function",
+            "Share of the variance of the returns that the values explain.",
+            _curves(learned, {"value_explained": "explained"}),
+        ),
+        Panel(
             "Seconds a step",
             "Wall time of rollouts with grading, and of the learner.",
             _curves(train, {"rollout_s": "rollouts", "learner_s": "learner"}),
@@ -151,6 +190,21 @@ def run_panels(run: RunRecord) -> tuple[Panel, ...]:
         ),
     )
     return tuple(panel for panel in panels if not panel.empty)
+
+
+def run_warnings(run: RunRecord) -> tuple[str, ...]:
+    """One line for each kind of trouble that the rows name: how often, and what it said last. None is good news."""
+    train = run.of_kind("train")
+    places: dict[str, list[int]] = {}
+    for index, row in enumerate(train):
+        names = row.get("warnings")
+        for name in names if isinstance(names, list) else ():
+            places.setdefault(str(name), []).append(index)
+    lines = []
+    for name, at in places.items():
+        last = next((found.text for found in findings(train[: at[-1] + 1]) if found.name == name), name)
+        lines.append(f"{len(at)} of {len(train)} steps, last at step {train[at[-1]]['step']}: {last}")
+    return tuple(lines)
 
 
 def imitation_panels(run: RunRecord) -> tuple[Panel, ...]:

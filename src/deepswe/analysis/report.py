@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from deepswe.analysis.charts import draw_before_after, draw_panel
 from deepswe.analysis.harmless import clip, harmless
-from deepswe.analysis.panels import Panel, imitation_panels, run_panels
+from deepswe.analysis.panels import Panel, imitation_panels, run_panels, run_warnings
 from deepswe.analysis.record import Row, RunRecord, number, read_run, total
 from deepswe.analysis.samples import AttemptNote, Sample, choose_samples, note_attempts, read_samples
 from deepswe.errors import RunError, boundary
@@ -106,6 +106,7 @@ def render_report(run: RunRecord, *, opening: Callable[[Sequence[int]], str] | N
         headlines=headlines,
         lift=_lift(headlines),
         panels=[_drawn(panel) for panel in run_panels(run)],
+        warnings=run_warnings(run),
         imitation=[_drawn(panel) for panel in imitation_panels(run)],
         evaluations=[_evaluation_line(row) for row in run.of_kind("evaluation")],
         groupings=make_groupings(notes),
