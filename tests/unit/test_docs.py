@@ -134,7 +134,7 @@ def test_every_setting_in_a_document_exists(name: str) -> None:
 def test_a_wrong_setting_would_be_noticed() -> None:
     assert known_key("algorithm.endings.max_steps.train")
     assert known_key("tasks.solvable_within")
-    assert not known_key("algorithm.kl_coefficient")
+    assert not known_key("algorithm.no_such_key")
     assert not known_key("training.steps.more")
 
 

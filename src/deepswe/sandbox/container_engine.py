@@ -8,8 +8,8 @@ import random
 import stat
 import sys
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +85,16 @@ class Engine:
 
 
 def connect(address: str, version: str = "auto") -> aiodocker.Docker:
-    """A client of the engine at an address."""
-    return aiodocker.Docker(
-        url=address or None, api_version=version, timeout=aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=CONNECT_S)
-    )
+    """A client of the engine at an address.
+
+    Raises:
+        FileNotFoundError: the address is empty, and no socket is where Docker puts one.
+    """
+    timeout = aiohttp.ClientTimeout(total=REQUEST_S, sock_connect=CONNECT_S)
+    try:
+        return aiodocker.Docker(url=address or None, api_version=version, timeout=timeout)
+    except AssertionError as error:  # how aiodocker says that it found none
+        raise FileNotFoundError("there is no socket in the usual places") from error
 
 
 def addresses(name: EngineName, config: ContainerConfig, environ: Mapping[str, str]) -> list[str]:
@@ -167,24 +173,12 @@ def _is_socket(path: Path) -> bool:
 
 def in_thread(work: Callable[[], Awaitable[Result]]) -> Result:
     """Run a coroutine on an event loop of its own, whether or not this thread has one running; wait for it."""
-    results: list[Result] = []
-    failures: list[BaseException] = []
 
     async def awaited() -> Result:
         return await work()
 
-    def run() -> None:
-        try:
-            results.append(asyncio.run(awaited()))
-        except (*FAILURES, ValueError) as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run, name="deepswe-engine-probe")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="deepswe-engine-probe") as pool:
+        return pool.submit(lambda: asyncio.run(awaited())).result()
 
 
 class Images:
