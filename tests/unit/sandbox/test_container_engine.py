@@ -15,7 +15,7 @@ def test_a_machine_without_any_engine_gets_one_clear_error(tmp_path: Path, monke
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     monkeypatch.setattr("aiodocker.docker._sock_search_paths", [])
     with pytest.raises(
-        SandboxUnavailable, match="no docker engine answers .*no socket in the usual places.*DOCKER_HOST"
+        SandboxUnavailable, match=r"no docker engine answers .*no socket in the usual places.*DOCKER_HOST"
     ):
         find_engine("docker", ContainerConfig())
 
