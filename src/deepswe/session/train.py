@@ -190,7 +190,7 @@ class _Main:
                 raise ConfigError(f"imitation.runs names {directory}, which holds no trajectories of a run")
         found = choose_records((t for run in config.runs for t in TrajectoryStore(run).read()), config)
         if config.source == "tokens":
-            check_tokens(found, loaded.model.get_input_embeddings().num_embeddings)
+            check_tokens(found, int(loaded.model.config.get_text_config().vocab_size))
         else:
             tasks = {task.id: task for task in self._parts.suite.split("train")}
             openings = {task_id: await self._opening(tasks, task_id) for task_id in {t.task_id for t in found}}
