@@ -2,7 +2,7 @@
 
 `kubernetes-asyncio` finds the cluster and the credentials (kubeconfig, exec plugins, a pod's own account, their
 refresh); requests, watches and websockets are aiohttp's own. Its generated models are left out because reading one
-event into them takes some 30 times as long as reading its JSON (`benchmarks/kubernetes.py` measures both), which a
+event into them takes some 15 times as long as reading its JSON (`benchmarks/kubernetes.py` measures both), which a
 watch over thousands of pods would take from the event loop; its websocket client because it speaks v4 only and reads
 all output as UTF-8, which frames are not.
 """
