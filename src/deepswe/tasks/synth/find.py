@@ -223,6 +223,7 @@ class Finder:
         self.kinds: Counter[str] = Counter()
         for task in known:
             self._count(task)
+        self.known = {key_of(task.mutation) for task in known}
         self.covered = 0
         self.steady: dict[str, bool] = {}
         self.code = {path: bench.source.text(path) for path in code_files(bench.source)}
@@ -237,6 +238,8 @@ class Finder:
     def is_wanted(self, mutation: Mutation) -> bool:
         """Whether there are not enough tasks of its kind and of its functions yet."""
         plan = self.plan
+        if key_of(mutation) in self.known:
+            return False
         if plan.per_kind and self.kinds[mutation.kind] >= plan.per_kind:
             return False
         return not plan.per_function or all(self.functions[item] < plan.per_function for item in mutation.functions)

@@ -270,7 +270,7 @@ def describe(tree: Path, fetched: Fetched, cache: LayerCache, pip: Pip) -> Repos
         ProjectRefused: it has no tests or no code, or its needs cannot be resolved.
     """
     metadata = read_metadata(tree)
-    layout = find_layout(tree, metadata)
+    layout = find_layout(tree, metadata, fetched.named)
     name = metadata.name or fetched.named or "project"
     if not metadata.complete:
         metadata = _ask_pip(tree, metadata, pip)
@@ -405,14 +405,14 @@ def _license(text: str, classifiers: Sequence[str]) -> str:
     return named[0] if named else ""
 
 
-def find_layout(tree: Path, metadata: Metadata) -> Layout:
+def find_layout(tree: Path, metadata: Metadata, named: str = "") -> Layout:
     """Where code and tests are.
 
     Raises:
         ProjectRefused: there are no tests, or no code.
     """
     tests = _test_places(tree)
-    name = metadata.name or tree.name
+    name = metadata.name or named or "the project"
     if not tests:
         raise ProjectRefused("no-tests", f"{name} has no file named test_*.py or *_test.py")
     code, pythonpath = _code_places(tree, tests)
