@@ -35,9 +35,7 @@ def manifests(
             raise ConfigError("a warm pool needs a name: give sandbox.kubernetes.warm_pool=NAME")
         files["warm-pool.yaml"] = made.warm_pool(config, limits_of(config), warm_pool)
     if not files:
-        raise ConfigError(
-            "there is nothing to write: give --image, --tasks (with images), or --warm-pool"
-        )
+        raise ConfigError("there is nothing to write: give --image, --tasks (with images), or --warm-pool")
     out.mkdir(parents=True, exist_ok=True)
     for name, objects in files.items():
         (out / name).write_text(made.to_yaml(objects), encoding="utf-8")
