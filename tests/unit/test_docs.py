@@ -142,7 +142,8 @@ def test_a_wrong_setting_would_be_noticed() -> None:
 def test_links_and_source_files_in_a_document_exist(name: str) -> None:
     page = ROOT / name
     text = text_of(name)
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", text):
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", prose):
         if target != "docs/quickstart.png":  # made by the run whose result stands beside it
             assert (page.parent / target).exists(), f"{name} links to {target}"
     for path in re.findall(r"`((?:src|docs|tests|benchmarks|recipes)/[\w./-]+)`", text):
