@@ -23,6 +23,7 @@ from deepswe.types import Message, ToolCall
 
 _MARKER = "\ue0f1turn\ue0f2"
 _PROBE = "\ue0f1text\ue0f2"
+_PROBES = ("", " \n a\t\n\n ", "{{ a }}{% b %}", "<think>\na\n</think>\n\nb", "<tool_response>\na\n</tool_response>")
 _THOUGHT = "\ue0f1thought\ue0f2"
 
 
@@ -73,7 +74,11 @@ class Renderer:
         longest_first = sorted(self._special, key=len, reverse=True)
         self._special_pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._turn_end, self._stop = self._find_turn_end()
+        eos = tokenizer.eos_token_id
+        self.stop_tokens = frozenset({self._stop} if eos is None else {self._stop, int(eos)})
+        """The id with which the template ends an assistant turn, and the tokenizer's end-of-sequence id if any."""
         self._frames: dict[ObservationRole, tuple[str, str]] = {self._role: self._frame(self._role)}
+        self._verbatim: dict[ObservationRole, bool] = {}
         self.rewrites_history = not self._keeps_thinking()
         """Whether the template itself would drop the thinking of earlier turns; the stream never does."""
         if strict and self.rewrites_history:
@@ -83,12 +88,6 @@ class Renderer:
             )
         if tools:
             self._check_native()
-
-    @property
-    def stop_tokens(self) -> frozenset[int]:
-        """The id with which the template ends an assistant turn, and the tokenizer's end-of-sequence id if any."""
-        eos = self._tokenizer.eos_token_id
-        return frozenset({self._stop} if eos is None else {self._stop, int(eos)})
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The templated conversation with the generation prompt.
@@ -114,9 +113,7 @@ class Renderer:
             PolicyError: the template refuses the role.
         """
         (masked,), hidden = self._mask_all([text])
-        _, after = self._split_after_turn(
-            self._render([("user", "."), ("assistant", _MARKER), (role or self._role, masked)])
-        )
+        after = self._after_turn(role or self._role, masked)
         return (self._turn_end if truncated else ()) + self._encode_masked(after, hidden)
 
     def completion(self, text: str) -> tuple[int, ...]:
@@ -159,6 +156,18 @@ class Renderer:
                 "a single special token (known: " + ", ".join(sorted(self._special)) + ")"
             )
         return after[: end.end()], after[end.end() :]
+
+    def _after_turn(self, role: ObservationRole, text: str) -> str:
+        """What stands after the end of a turn. A template that puts every probe in as it is, is not asked again."""
+        if role not in self._frames:
+            self._frames[role] = self._frame(role)
+        before, rest = self._frames[role]
+        if role not in self._verbatim:
+            self._verbatim[role] = all(self._render_after(role, p) == before + p + rest for p in _PROBES)
+        return before + text + rest if self._verbatim[role] else self._render_after(role, text)
+
+    def _render_after(self, role: ObservationRole, text: str) -> str:
+        return self._split_after_turn(self._render([("user", "."), ("assistant", _MARKER), (role, text)]))[1]
 
     def _frame(self, role: ObservationRole) -> tuple[str, str]:
         _, after = self._split_after_turn(self._render([("user", "."), ("assistant", _MARKER), (role, _PROBE)]))
