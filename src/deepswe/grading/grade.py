@@ -8,7 +8,7 @@ import secrets
 from dataclasses import replace
 
 from deepswe.errors import DeepsweError, GradingError, boundary
-from deepswe.grading.patch import apply_options, can_fill_disk, refusal
+from deepswe.grading.patch import apply_options, can_fill_disk, is_machine_failure, refusal
 from deepswe.grading.report import Report, read_report
 from deepswe.grading.run import RUN_ENVIRONMENT, runner_command, runner_input
 from deepswe.grading.scripted import grade_by_script
@@ -24,7 +24,6 @@ PATCH = "/tmp/patch.diff"
 _GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "LC_ALL": "C"}
 _REFUSED_CODES = (1, 128)
 """What git exits with when a patch does not fit, or is none."""
-_MACHINE_WORDS = ("Input/output error", "Read-only file system", "Cannot allocate memory", "out of memory", "fork")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST)
 """What a patch can do to the place of a hidden file."""
@@ -104,7 +103,7 @@ async def _apply(sandbox: Sandbox, patch: str, hidden: HiddenTests) -> str:
         if result.timed_out or (result.exit_code and result.exit_code not in _REFUSED_CODES):
             raise GradingError(f"git apply did not run (exit code {result.exit_code}); install git where sandboxes run")
         full = "No space left" in words or "quota exceeded" in words
-        if (full and not can_fill_disk(patch)) or any(word in words for word in _MACHINE_WORDS):
+        if (full and not can_fill_disk(patch)) or is_machine_failure(words):
             raise GradingError(f"git apply could not work: {words}")
     return (words or "it is malformed") if result.exit_code else ""
 

@@ -36,6 +36,12 @@ _PLAIN_MODES = ("100644", "100755")
 _LINK_MODE = "120000"
 _MODE_LINE = re.compile(r"^(new file mode|new mode|old mode|deleted file mode|index [0-9a-f]+\.\.[0-9a-f]+) ?(.*)$")
 _NAME_LINE = re.compile(r"^(?:--- |\+\+\+ |rename from |rename to |copy to )(.+?)\t?$")
+_MACHINE_WORDS = re.compile(
+    r": (?:Input/output error|Read-only file system|Cannot allocate memory|Resource temporarily unavailable)$"
+    r"|^fatal: (?:[Oo]ut of memory|cannot fork)",
+    re.MULTILINE,
+)
+"""What git says when the machine fails. Names of files, which a patch may choose, never end a line or begin one."""
 _ESCAPES = {"a": 7, "b": 8, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13, '"': 34, "\\": 92}
 
 
@@ -159,6 +165,11 @@ def unquote(name: str) -> str:
 def can_fill_disk(patch: str) -> bool:
     """Whether a patch may need so much room that a full disk is its own doing."""
     return len(patch) >= LARGE_PATCH_BYTES or "GIT binary patch" in patch
+
+
+def is_machine_failure(words: str) -> bool:
+    """Whether what git printed says that the machine failed, and not the patch."""
+    return _MACHINE_WORDS.search(words) is not None
 
 
 def _literal(path: str) -> str:

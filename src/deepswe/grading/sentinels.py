@@ -22,6 +22,8 @@ from typing import Any
 from deepswe.tasks.task import HiddenTests
 
 PER_FILE = 2
+_EQUAL_TO_ALL = ("mock", "unittest.mock", "dirty_equals")
+"""Modules whose names may be equal to anything, so that no comparison with them must fail."""
 _WORDS = ("again", "basic", "case", "cases", "edge", "input", "large", "more", "other", "simple", "small", "values")
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 _NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -55,7 +57,8 @@ class _Place:
 def mix_sentinels(hidden: HiddenTests, rng: random.Random) -> Mixed:
     """Add sentinels to every hidden file that holds a wanted test; a file that cannot be read as Python stays as it is.
 
-    A sentinel runs after the test that it was made from, so that it finds what that test found.
+    A sentinel runs after the test that it was made from, so that it finds what that test found. None is made from a
+    test that must not pass, such as one that is skipped: it would not run either.
 
     Args:
         hidden: whose files and tests; nothing of it is changed.
@@ -65,7 +68,8 @@ def mix_sentinels(hidden: HiddenTests, rng: random.Random) -> Mixed:
     for path in dict.fromkeys(test.split("::")[0] for test in hidden.tests):
         if not path.endswith(".py") or path not in files:
             continue
-        wanted = tuple(test[len(path) + 2 :] for test in hidden.tests if test.split("::")[0] == path)
+        passing = [test for test in hidden.tests if hidden.expected.get(test, "passed") == "passed"]
+        wanted = tuple(test[len(path) + 2 :] for test in passing if test.split("::")[0] == path)
         urgent = {test[len(path) + 2 :] for test in hidden.fail_to_pass}
         text, added = add_sentinels(files[path], wanted, urgent, rng, pytest=hidden.runner == "pytest")
         files[path] = text
@@ -243,7 +247,7 @@ def _plain(tree: ast.Module, function: _Function, name: str, place: _Place, rng:
     imported = [
         alias.asname or alias.name
         for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module != "__future__"
+        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", *_EQUAL_TO_ALL)
         for alias in node.names
         if alias.name != "*"
     ]

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from deepswe.grading.patch import apply_options, can_fill_disk, is_protected, refusal, touched_paths, unquote
+from deepswe.grading.patch import (
+    apply_options,
+    can_fill_disk,
+    is_machine_failure,
+    is_protected,
+    refusal,
+    touched_paths,
+    unquote,
+)
 from deepswe.tasks.task import HiddenTests
 
 GOLD = "diff --git a/setup.cfg b/setup.cfg\n--- a/setup.cfg\n+++ b/setup.cfg\n@@ -0,0 +1 @@\n+x\n"
@@ -75,3 +83,17 @@ def test_names_are_read_as_git_writes_them() -> None:
     assert touched_paths(GOLD) == {"setup.cfg"}
     assert can_fill_disk("GIT binary patch")
     assert not can_fill_disk(GOLD)
+
+
+@pytest.mark.parametrize(
+    ("words", "machine"),
+    [
+        ("error: unable to write file 'a.py': Input/output error", True),
+        ("fatal: Out of memory, malloc failed (tried to allocate 10 bytes)", True),
+        ("error: x\nfatal: cannot fork() for git: Resource temporarily unavailable", True),
+        ("error: patch failed: src/fork.py:3\nerror: src/fork.py: patch does not apply", False),
+        ("error: a: Input/output error: already exists in working directory", False),
+    ],
+)
+def test_a_patch_that_names_a_failure_of_the_machine_is_none(words: str, machine: bool) -> None:
+    assert is_machine_failure(words) is machine

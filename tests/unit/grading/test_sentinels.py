@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,19 @@ def test_where_nothing_can_be_copied_an_imported_name_is_compared() -> None:
     (name,) = mixed.sentinels
     assert mixed.files["t/test_a.py"].startswith(text)
     assert f"def {name.split('::')[1]}():\n    assert double == " in mixed.files["t/test_a.py"]
+
+
+def test_a_name_that_may_equal_anything_is_never_the_subject() -> None:
+    text = "from unittest.mock import ANY\nfrom shop import double\n\ndef test_double():\n    assert double(5)\n"
+    for seed in range(20):
+        mixed = mix_sentinels(hidden(text, IDS[:1]), random.Random(seed))
+        assert "ANY ==" not in mixed.files["t/test_a.py"]
+
+
+def test_no_sentinel_is_made_from_a_test_that_must_not_pass() -> None:
+    text = "def test_double():\n    assert 5 + 5 == 10\n"
+    mixed = mix_sentinels(replace(hidden(text, IDS[:1]), expected={IDS[0]: "skipped"}), random.Random(0))
+    assert not mixed.sentinels
 
 
 VALUES = st.recursive(
