@@ -123,7 +123,8 @@ class TrajectoryStore:
 
         Args:
             phase, step: the batch.
-            keep: take up what a killed process recorded of this batch; otherwise that goes to `abandoned`.
+            keep: take up what a killed process recorded of this batch; otherwise that goes to `abandoned`. Attempts
+                that the infrastructure ended are not taken up: it may be whole again.
 
         Returns:
             The segment, and the trajectories already in it.
@@ -180,11 +181,22 @@ class TrajectoryStore:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(partial, len(whole))
-        return tuple(load_trajectory(line) for line in whole.splitlines())
+        found = tuple(load_trajectory(line) for line in whole.splitlines())
+        kept = tuple(trajectory for trajectory in found if trajectory.ending is not Ending.ERROR)
+        if len(kept) < len(found):
+            fresh = partial.with_suffix(".tmp")
+            fresh.write_bytes(b"".join(dump_trajectory(trajectory) for trajectory in kept))
+            self._attic(partial).write_bytes(whole)
+            os.replace(fresh, partial)
+        return kept
 
     def _abandon(self, partial: Path) -> tuple[Trajectory, ...]:
         if partial.exists():
-            attic = self.directory / "abandoned"
-            attic.mkdir(exist_ok=True)
-            os.rename(partial, attic / f"{partial.stem}-{len(list(attic.iterdir())):04d}.jsonl")
+            os.rename(partial, self._attic(partial))
         return ()
+
+    def _attic(self, partial: Path) -> Path:
+        """A new name in `abandoned`."""
+        attic = self.directory / "abandoned"
+        attic.mkdir(exist_ok=True)
+        return attic / f"{partial.stem}-{len(list(attic.iterdir())):04d}.jsonl"

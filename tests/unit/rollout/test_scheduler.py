@@ -71,6 +71,16 @@ def test_a_killed_batch_is_taken_up_and_a_committed_one_is_read_back(tmp_path: P
     assert len(suite.opened) == 9 + 4
 
 
+def test_after_an_outage_the_batch_goes_on_with_the_attempts_that_failed(tmp_path: Path) -> None:
+    suite, store = GuessingSuite(TASKS, fails={task.id: ["start"] * 9 for task in TASKS}), TrajectoryStore(tmp_path)
+    with pytest.raises(RunError, match="died in start"):
+        asyncio.run(collect_recorded(scheduler(suite), store, BATCH, keep=True))
+    whole = asyncio.run(collect_recorded(scheduler(GuessingSuite(TASKS)), store, BATCH, keep=True))
+    assert [t.ending for t in whole] == [Ending.SUBMITTED] * 9
+    assert store.committed("train", 4) == whole
+    assert len(list((tmp_path / "trajectories" / "abandoned").iterdir())) == 1
+
+
 def test_a_seed_depends_on_every_part_and_on_nothing_else() -> None:
     assert derive_seed(1, "train", 2, "a", 3) == derive_seed(1, "train", 2, "a", 3)
     assert len({derive_seed(1, "a", 23), derive_seed(1, "a2", 3), derive_seed(12, "a", 3), derive_seed(1, "a", 3)}) == 4
