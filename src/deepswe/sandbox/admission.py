@@ -91,6 +91,7 @@ class Admission:
     _memory: int = 0
     _cpus: float = 0.0
     _starting: int = 0
+    _held: int = 0
     _next_start: float = 0.0
     _waiting: deque[tuple[Limits, asyncio.Future[None]]] = field(default_factory=deque)
     _queued: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -155,8 +156,12 @@ class Admission:
                 delay = self._next_start - time.monotonic()
                 self._next_start += 1 / self.starts_per_s
                 await asyncio.sleep(delay)
-            while self._is_short_of_memory():  # noqa: ASYNC110  (the kernel gives no event)
-                await asyncio.sleep(LOOK_S)
+            self._held += 1
+            try:
+                while self._is_short_of_memory():  # noqa: ASYNC110  (the kernel gives no event)
+                    await asyncio.sleep(LOOK_S)
+            finally:
+                self._held -= 1
         except BaseException:
             self.end_start()
             raise
@@ -171,7 +176,9 @@ class Admission:
                 ticket.set_result(None)
 
     def _is_short_of_memory(self) -> bool:
-        return self.free_mib is not None and self.taken > 1 and self.free_mib() < RESERVE_MIB
+        """Those that wait here, or for their turn, hold a place and no memory yet."""
+        alive = self.taken - self._held - len(self._queued)
+        return self.free_mib is not None and alive > 0 and self.free_mib() < RESERVE_MIB
 
     async def _queue(self) -> None:
         if self._starting < self.starts:
@@ -184,6 +191,8 @@ class Admission:
         except asyncio.CancelledError:
             if ticket.done() and not ticket.cancelled():
                 self.end_start()
+            elif ticket in self._queued:
+                self._queued.remove(ticket)
             raise
 
     def close(self, reason: str) -> None:

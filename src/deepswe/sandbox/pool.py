@@ -36,6 +36,8 @@ from deepswe.sandbox.owner import PREFIX, this_process
 
 KINDS = 4
 """Kinds of sandboxes, of those asked for last, of which warm ones are kept."""
+STALE = 0.25
+"""Share of its lifetime after which a warm sandbox is not handed out any more: whoever takes it needs the rest."""
 PROBE_S = 15.0
 """How long a warm sandbox may take to show that it still lives."""
 _LIMITS = ("memory_mib", "disk_mib", "pids", "cpus")
@@ -237,9 +239,9 @@ class SandboxPool:
         entry = _Entry(f"{self.run}-{os.getpid()}-{self._number}-{next(self._numbers)}", spec.limits)
         self._entries[entry.name] = entry
         try:
-            self._require_open()
             await self._admission.begin_start()
             try:
+                self._require_open()
                 entry.sandbox = await self._backend.start(entry.name, spec, self.config.start_timeout_s)
             finally:
                 self._admission.end_start()
@@ -279,6 +281,9 @@ class SandboxPool:
             entry = waiting.pop()
             if entry.sandbox is None or entry.retiring is not None:
                 continue
+            if self._is_stale(entry):
+                self._begin_end(entry)
+                continue
             try:
                 result = await entry.sandbox.exec(["true"], timeout_s=PROBE_S)
             except SandboxError:
@@ -290,6 +295,10 @@ class SandboxPool:
                 return entry
             await self._end(entry)
         return None
+
+    def _is_stale(self, entry: _Entry) -> bool:
+        left = entry.timer.when() - asyncio.get_running_loop().time() if entry.timer is not None else 0.0
+        return left < (1.0 - STALE) * self.config.lifetime_s
 
     def _keep_warm(self, spec: SandboxSpec) -> None:
         if not self.config.warm or self._closed:

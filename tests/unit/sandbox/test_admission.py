@@ -100,6 +100,21 @@ def test_starts_wait_while_the_host_is_short_of_memory_unless_none_is_alive():
     asyncio.run(main())
 
 
+def test_of_several_starts_without_memory_one_goes_on_while_none_is_alive():
+    async def main():
+        gate = Admission(Budget(10, 10_000, 10), starts=2, free_mib=lambda: 10)
+        for _ in range(3):
+            assert gate.try_enter(SMALL)
+        starts = [asyncio.ensure_future(gate.begin_start()) for _ in range(3)]
+        await asyncio.sleep(0.3)
+        assert [start.done() for start in starts] == [True, False, False]
+        for start in starts:
+            start.cancel()
+        await asyncio.wait(starts)
+
+    asyncio.run(main())
+
+
 def test_closing_refuses_those_that_wait_and_those_that_come():
     async def main():
         gate = Admission(Budget(1, 1000, 10), starts=9)

@@ -158,6 +158,39 @@ def test_a_warm_sandbox_that_died_is_replaced(monkeypatch):
     asyncio.run(main())
 
 
+def test_a_warm_sandbox_that_has_waited_long_is_not_handed_out(monkeypatch):
+    backend = Counting(random.Random(1))
+
+    async def main():
+        async with opened(monkeypatch, backend, concurrency=4, warm=1, lifetime_s=2.0) as pool:
+            async with pool.open(of_kind("a")):
+                await asyncio.sleep(0.01)
+            (warm,) = backend.live
+            await asyncio.sleep(0.55)
+            async with pool.open(of_kind("a")) as sandbox:
+                assert sandbox.id != warm
+                await asyncio.sleep(0.01)
+                assert warm not in backend.live
+
+    asyncio.run(main())
+
+
+def test_a_start_whose_turn_comes_after_the_end_of_the_pool_does_not_begin(monkeypatch):
+    backend = Counting(random.Random(1))
+
+    async def main():
+        pool = opened(monkeypatch, backend, concurrency=2, starts_per_s=10.0)
+        async with pool.open(of_kind("a")):
+            late = asyncio.ensure_future(pool.open(of_kind("a")).__aenter__())
+            await asyncio.sleep(0.01)
+            await pool.close()
+            with pytest.raises(SandboxError, match="is closed"):
+                await late
+        assert backend.started == 1
+
+    asyncio.run(main())
+
+
 def test_opening_has_a_deadline_and_leaves_nothing_when_it_passes(monkeypatch):
     backend = Counting(random.Random(1))
 
