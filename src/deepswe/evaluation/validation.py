@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deepswe.config import BundledTasks, MicroTasks, SandboxConfig
 from deepswe.errors import TaskError
 from deepswe.grading.grade import grade
+from deepswe.grading.parsers import judge
 from deepswe.grading.tree import Workshop
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
@@ -317,11 +318,6 @@ async def _run(
         begun = time.monotonic()
         verdict = await grade(patch, task, asked, workshop)
         if isinstance(verdict, Graded):
-            bad = {
-                test: status
-                for test, status in verdict.statuses.items()
-                if test in hidden.tests and status != hidden.expected.get(test, "passed")
-            }
             wall_s = round(time.monotonic() - begun, 3)
             return RunRow(
                 task=task.id,
@@ -330,12 +326,26 @@ async def _run(
                 number=number,
                 order=order,
                 reward=verdict.reward,
-                bad=bad,
+                bad=wrong_tests(hidden, verdict),
                 reason=verdict.reason[:500],
                 wall_s=wall_s,
             )
         failure = verdict
     return failure
+
+
+def wrong_tests(hidden: HiddenTests, verdict: Graded) -> dict[str, str]:
+    """The tests that did not end as they must, with their statuses; none where the reward is whole.
+
+    Under a source's own parser a test may be right without passing: P2P that is skipped, or one that is expected to
+    fail (`deepswe.grading.parsers.COUNTS`; R2E-Gym apart, which expects an exact status).
+    """
+    if verdict.reward >= 1.0:
+        return {}
+    right = frozenset(t for t in hidden.tests if verdict.statuses.get(t) == hidden.expected.get(t, "passed"))
+    if hidden.runner == "script" and hidden.parser != "r2e-gym":
+        right = judge(verdict.statuses, hidden).right
+    return {test: verdict.statuses.get(test, "missing") for test in hidden.tests if test not in right}
 
 
 def fingerprint(tasks: TaskSet, task: Task) -> str:

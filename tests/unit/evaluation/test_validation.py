@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from deepswe.evaluation.validation import (
     in_random_order,
     judge_runs,
     with_validations,
+    wrong_tests,
 )
 from deepswe.tasks.task import HiddenTests, Measured, Repository, Task, TaskSet
+from deepswe.types import Graded
 
 HIDDEN = HiddenTests("t", {}, ("f::1", "f::2"), ("p::1", "p::2"), gold_patch="x")
 
@@ -91,6 +94,16 @@ def test_gold_patch_that_does_not_apply_is_unsound() -> None:
 
 def tasks_of(hidden: HiddenTests) -> TaskSet:
     return TaskSet((Task("t", "r", "", Repository(), "test", "train"),), {"t": hidden}, {"t": Measured(attempts=3)})
+
+
+def test_what_a_sources_parser_counts_as_right_is_not_held_against_the_gold_patch() -> None:
+    script = replace(HIDDEN, runner="script", parser="pytest")
+    statuses = {"f::1": "passed", "f::2": "xfailed", "p::1": "skipped", "p::2": "failed"}
+    assert wrong_tests(script, Graded(0.0, statuses)) == {"p::2": "failed"}
+    assert wrong_tests(script, Graded(1.0, statuses | {"p::2": "skipped"})) == {}
+    assert set(wrong_tests(HIDDEN, Graded(0.0, statuses))) == {"f::2", "p::1", "p::2"}
+    exact = replace(script, parser="r2e-gym", expected={"p::2": "failed"})
+    assert set(wrong_tests(exact, Graded(0.0, statuses))) == {"f::2", "p::1"}
 
 
 def test_flaky_tests_are_quarantined_by_id_and_the_task_is_then_another_one() -> None:
