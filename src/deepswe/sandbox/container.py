@@ -24,7 +24,7 @@ from deepswe.errors import SandboxDied, SandboxError, SandboxStartError, Sandbox
 from deepswe.sandbox import container_boot, seccomp
 from deepswe.sandbox.base import EXPIRES, TASK, Layer, SandboxRecord, SandboxSpec
 from deepswe.sandbox.container_engine import FAILURES, GONE, Engine, EngineName, Images, find_engine
-from deepswe.sandbox.container_layers import Store, archives
+from deepswe.sandbox.container_layers import Store, archives, remove_volume
 from deepswe.sandbox.container_spec import (
     BUNDLE,
     GRADE,
@@ -463,13 +463,3 @@ async def _found(docker: aiodocker.Docker, backend: str) -> list[tuple[SandboxRe
     for volume in (await docker.volumes.list(filters={"label": [MARK]})).get("Volumes") or ():  # type: ignore[no-untyped-call]
         found.append((read_record(backend, volume["Name"], volume.get("Labels") or {}, now, now), "volume"))
     return found
-
-
-async def remove_volume(docker: aiodocker.Docker, name: str) -> None:
-    """Remove one volume; one that is not there is ignored."""
-    try:
-        volume = await docker.volumes.get(name)  # type: ignore[no-untyped-call]
-        await volume.delete(force=True)
-    except aiodocker.DockerError as error:
-        if error.status != 404:
-            raise SandboxError(f"volume {name} cannot be removed: {error.message}") from error

@@ -15,7 +15,7 @@ from typing import IO, Any
 import aiodocker
 
 from deepswe.config import ContainerConfig
-from deepswe.errors import SandboxUnsupported
+from deepswe.errors import SandboxError, SandboxUnsupported
 from deepswe.sandbox.base import SandboxSpec
 from deepswe.sandbox.container_engine import Engine
 from deepswe.sandbox.container_spec import interpreter_of, size_mib
@@ -168,13 +168,28 @@ class Store:
                     await container.put_archive(_FILL, file)  # type: ignore[no-untyped-call]
             finally:
                 await container.delete(force=True)
+        except BaseException:
+            await asyncio.shield(remove_volume(self._docker, name))
+            raise
         finally:
             archive.unlink(missing_ok=True)
         return name
 
     async def close(self) -> None:
         """Remove the volumes."""
-        for name in self._volumes.values():
-            volume = await self._docker.volumes.get(name)  # type: ignore[no-untyped-call]
-            await volume.delete(force=True)
-        self._volumes.clear()
+        while self._volumes:
+            await remove_volume(self._docker, self._volumes.popitem()[1])
+
+
+async def remove_volume(docker: aiodocker.Docker, name: str) -> None:
+    """Remove one volume; one that is not there is ignored.
+
+    Raises:
+        SandboxError: it cannot be removed.
+    """
+    try:
+        volume = await docker.volumes.get(name)  # type: ignore[no-untyped-call]
+        await volume.delete(force=True)
+    except aiodocker.DockerError as error:
+        if error.status != 404:
+            raise SandboxError(f"volume {name} cannot be removed: {error.message}") from error
