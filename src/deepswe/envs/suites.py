@@ -77,7 +77,7 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
 
 
 def check_runnable(tasks: TaskSet, backend: str, cache: LayerCache) -> None:
-    """Find out now that a backend has no images, or that a layer is not built.
+    """Find out now that a backend has no images, that a layer is not built, or cannot be where sandboxes are.
 
     Raises:
         ConfigError: it cannot run one of the tasks.
@@ -89,6 +89,11 @@ def check_runnable(tasks: TaskSet, backend: str, cache: LayerCache) -> None:
                 "choose a container backend"
             )
         for key in (task.repository.base, task.repository.environment):
+            if key is not None and backend == "kubernetes":
+                raise ConfigError(
+                    f"task {task.id} has the layer {key}, which lies on this machine, and pods run on others; use "
+                    "tasks with images, or another sandbox.backend"
+                )
             if key is not None and key not in cache:
                 raise ConfigError(
                     f"layer {key} of task {task.id} is not in the cache {cache.root}; "

@@ -103,3 +103,5 @@ def test_a_backend_that_cannot_run_a_task_is_told_at_load(tmp_path: Path) -> Non
     check_runnable(set_of(plain("a", image=Image("i"))), "docker", cache)
     with pytest.raises(ConfigError, match="layer base-x of task a is not in the cache"):
         check_runnable(set_of(plain("a", repository=Repository(base="base-x"))), "docker", cache)
+    with pytest.raises(ConfigError, match="pods run on others"):
+        check_runnable(set_of(plain("a", repository=Repository(environment="env-x"))), "kubernetes", cache)

@@ -28,14 +28,14 @@ def path_of(client: Client) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{client.config.namespace}/sandboxclaims"
 
 
-async def list_claims(client: Client) -> list[dict[str, Any]]:
-    """Our claims; none where agent-sandbox is not installed or not ours to see.
+async def list_claims(client: Client, selector: str = SELECTOR) -> list[dict[str, Any]]:
+    """The claims with these labels; none where agent-sandbox is not installed or not ours to see.
 
     Raises:
         ApiError: the API server failed.
     """
     try:
-        found: dict[str, Any] = await client.request("GET", path_of(client), query={"labelSelector": SELECTOR})
+        found: dict[str, Any] = await client.request("GET", path_of(client), query={"labelSelector": selector})
     except ApiError as error:
         if error.status in (403, 404):
             return []

@@ -40,12 +40,14 @@ async def list_objects(client: Client, path: str, selector: str) -> list[dict[st
 
 
 async def delete_owned(client: Client, owner: str, run: str) -> None:
-    """Delete all pods (and claims) of one owner and run that are still there.
+    """Delete all claims and pods of one owner and run that are still there.
 
     Raises:
         ApiError: that cannot be done.
     """
     selector = pods.owner_selector(owner, run)
+    for claim in await claims.list_claims(client, selector) if client.config.warm_pool else ():
+        await _delete(client, f"{claims.path_of(client)}/{claim['metadata']['name']}")
     for pod in await list_objects(client, client.pods, selector):
         if "deletionTimestamp" not in pod["metadata"]:
             await _delete(client, f"{client.pods}/{pod['metadata']['name']}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -302,7 +303,7 @@ class Session:
             for _, kind, fields in self._frames(await connection.read()):
                 if kind == server.HELLO:
                     pairs = zip(fields[::2], fields[1::2], strict=True)
-                    self.image_environment = {name.decode(): value.decode() for name, value in pairs}
+                    self.image_environment = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs}
                     self._installed = True
                     return
 
