@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tarfile
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -186,7 +186,18 @@ def build_layers(distribution: Distribution, cache: LayerCache, pip: Pip, build_
     if distribution.base_key not in cache or distribution.tests_key not in cache:
         archive = fetch_sdist(distribution, cache, pip, build_requirements)
         keep_tree(distribution, archive, cache)
-    cache.build(distribution.environment_key, lambda place: _build_environment(distribution, place, pip))
+    own = (distribution.name, distribution.version) if distribution.metadata else ("", "")
+    cache.build(
+        distribution.environment_key,
+        lambda place: fill_environment(
+            place,
+            pip,
+            distribution.requirements,
+            action=f"installation of the test requirements of {distribution.name}",
+            project=own[0],
+            version=own[1],
+        ),
+    )
 
 
 def keep_tree(distribution: Distribution, archive: Path, cache: LayerCache) -> None:
@@ -275,37 +286,50 @@ def _backends(cache: LayerCache, pip: Pip, requirements: Sequence[str]) -> Path 
     )
 
 
-def _build_environment(distribution: Distribution, place: Path, pip: Pip) -> None:
-    """A virtual environment for `ENVIRONMENT_TARGET`, without pip and without the code under test."""
+def fill_environment(
+    place: Path, pip: Pip, requirements: Sequence[str], *, action: str, project: str = "", version: str = ""
+) -> None:
+    """A virtual environment for `ENVIRONMENT_TARGET`, without pip and without the code under test.
+
+    Args:
+        place: an empty directory.
+        pip: how pip is called.
+        requirements: lines of a requirements file, exact pins; with hashes, if all of them have some.
+        action: what is being installed, for the error message.
+        project, version: of the code under test, whose metadata it then has; empty leaves it out.
+
+    Raises:
+        BuildError: with the tail of pip's output.
+    """
     venv.EnvBuilder(symlinks=True, with_pip=False).create(place)
     for script in (place / "bin").iterdir():
         if "activate" in script.name.lower():
             script.unlink()
-    if distribution.requirements:
-        python = str(place / "bin" / "python")
-        options = ["--quiet", "--no-deps", "--no-warn-script-location"]
-        pip.run(
-            f"installation of the test requirements of {distribution.name}",
-            ["--python", python, "install", *options, *distribution.requirements],
-        )
+    if requirements:
+        lines = place / "requirements.txt"
+        lines.write_text("".join(f"{line}\n" for line in requirements))
+        options = ["--quiet", "--no-deps", "--no-warn-script-location", "--requirement", str(lines)]
+        hashed = ["--require-hashes"] if all("--hash=" in line for line in requirements) else []
+        pip.run(action, ["--python", str(place / "bin" / "python"), "install", *options, *hashed])
+        lines.unlink()
     for script in (place / "bin").iterdir():
         if not script.is_symlink():
             _retarget(script)
-    if distribution.metadata:
-        _write_metadata(distribution, next(place.glob("lib/python*/site-packages")))
+    if project:
+        _write_metadata(next(place.glob("lib/python*/site-packages")), project, version)
 
 
 def _retarget(script: Path) -> None:
-    """Make a console script start the interpreter of `ENVIRONMENT_TARGET`."""
-    lines = script.read_text().splitlines(keepends=True)
-    if not lines or not lines[0].startswith("#!"):
+    """Make a console script start the interpreter of `ENVIRONMENT_TARGET`; a script of another kind stays."""
+    lines = script.read_bytes().splitlines(keepends=True)
+    if not lines or not lines[0].startswith(b"#!") or b"python" not in b"".join(lines[:3]):
         return
-    header = 3 if lines[0].startswith("#!/bin/sh") else 1
-    script.write_text(f"#!{ENVIRONMENT_TARGET}/bin/python\n" + "".join(lines[header:]))
+    header = 3 if lines[0].startswith(b"#!/bin/sh") else 1
+    script.write_bytes(f"#!{ENVIRONMENT_TARGET}/bin/python\n".encode() + b"".join(lines[header:]))
 
 
-def _write_metadata(distribution: Distribution, site: Path) -> None:
-    directory = site / f"{distribution.name.replace('-', '_')}-{distribution.version}.dist-info"
-    directory.mkdir()
-    fields: Mapping[str, str] = {"Metadata-Version": "2.1", "Name": distribution.name, "Version": distribution.version}
-    (directory / "METADATA").write_text("".join(f"{key}: {value}\n" for key, value in fields.items()))
+def _write_metadata(site: Path, project: str, version: str) -> None:
+    """Make code that asks for its own version find one: metadata without code."""
+    directory = site / f"{project.replace('-', '_')}-{version}.dist-info"
+    directory.mkdir(exist_ok=True)
+    (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")

@@ -11,7 +11,6 @@ import os
 import platform
 import stat
 import sys
-import venv
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deepswe.errors import BuildError
-from deepswe.tasks.distributions import ENVIRONMENT_TARGET, Pip
+from deepswe.tasks.distributions import Pip, fill_environment
 from deepswe.tasks.layers import LayerCache, layer_key
 
 DATED_PIP = "pip==26.3"
@@ -166,47 +165,10 @@ def build_environment(environment: Environment, cache: LayerCache, pip: Pip, *, 
 
 
 def _fill(environment: Environment, place: Path, pip: Pip) -> None:
-    """A virtual environment for `ENVIRONMENT_TARGET`, without pip and without the code under test."""
-    venv.EnvBuilder(symlinks=True, with_pip=False).create(place)
-    for script in (place / "bin").iterdir():
-        if "activate" in script.name.lower():
-            script.unlink()
-    if environment.packages:
-        requirements = place / "requirements.txt"
-        requirements.write_text("".join(f"{package.requirement}\n" for package in environment.packages))
-        options = ["--quiet", "--no-deps", "--no-warn-script-location", "--requirement", str(requirements)]
-        hashed = ["--require-hashes"] if all(package.sha256 for package in environment.packages) else []
-        names = ", ".join(f"{package.name}=={package.version}" for package in environment.packages)
-        python = str(place / "bin" / "python")
-        pip.run(f"installation of {names}", ["--python", python, "install", *options, *hashed])
-        requirements.unlink()
-    for script in (place / "bin").iterdir():
-        if not script.is_symlink():
-            _retarget(script)
-    if environment.project:
-        write_metadata(next(place.glob("lib/python*/site-packages")), environment.project, environment.version)
-
-
-def _retarget(script: Path) -> None:
-    """Make a console script start the interpreter of `ENVIRONMENT_TARGET`; a script of another kind stays."""
-    data = script.read_bytes()
-    lines = data.splitlines(keepends=True)
-    if not lines or not lines[0].startswith(b"#!") or b"python" not in b"".join(lines[:3]):
-        return
-    header = 3 if lines[0].startswith(b"#!/bin/sh") else 1
-    script.write_bytes(f"#!{ENVIRONMENT_TARGET}/bin/python\n".encode() + b"".join(lines[header:]))
-
-
-def write_metadata(site: Path, project: str, version: str) -> None:
-    """Make code that asks for its own version find one: metadata without code.
-
-    Args:
-        site: the directory of the packages.
-        project, version: of the code under test.
-    """
-    directory = site / f"{project.replace('-', '_')}-{version}.dist-info"
-    directory.mkdir(exist_ok=True)
-    (directory / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")
+    names = ", ".join(f"{package.name}=={package.version}" for package in environment.packages)
+    lines = [package.requirement for package in environment.packages]
+    project, version = environment.project, environment.version
+    fill_environment(place, pip, lines, action=f"installation of {names}", project=project, version=version)
 
 
 def hash_layer(place: Path) -> str:
