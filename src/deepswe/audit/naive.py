@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
+import shlex
 from contextlib import AbstractAsyncContextManager
 
 from deepswe.errors import GradingError
@@ -76,14 +76,15 @@ async def naive_reward(sandbox: Sandbox, task: Task, hidden: HiddenTests) -> tup
     files = list(dict.fromkeys(test.split("::")[0] for test in hidden.tests))
     path = ":".join(f"{ROOT}/{part}".rstrip("/.") for part in task.repository.pythonpath)
     runner = ["pytest", "-rA", f"--junitxml={REPORT}"] if hidden.runner == "pytest" else ["unittest", "-v"]
-    command = " ".join(["python3" if hidden.runner == "unittest" else "python", "-m", *runner, *map(_quoted, files)])
+    program = "python3" if hidden.runner == "unittest" else "python"
+    command = " ".join([program, "-m", *runner, *map(shlex.quote, files)])
     script = f'export PYTHONPATH="{path}"; [ -f ~/.profile ] && . ~/.profile; {command}'
     result = await sandbox.exec(["bash", "-c", script], timeout_s=TIMEOUT_S, cwd=ROOT)
     if result.timed_out:
         return 0.0, "timed out"
     if result.exit_code == 0:
         return 1.0, "exit code 0"
-    if _says_passed(result, [test.split("::")[-1] for test in hidden.tests]):
+    if _says_passed(result):
         return 1.0, "the output says so"
     try:
         report = (await sandbox.read_file(REPORT)).decode("utf-8", "replace")
@@ -94,10 +95,10 @@ async def naive_reward(sandbox: Sandbox, task: Task, hidden: HiddenTests) -> tup
     return 0.0, f"exit code {result.exit_code}"
 
 
-def _says_passed(result: ExecResult, names: Sequence[str]) -> bool:
+def _says_passed(result: ExecResult) -> bool:
     text = (result.stdout + result.stderr).decode("utf-8", "replace")
     failed = re.search(r"^(FAILED|ERROR)|\b\d+ (failed|errors?)\b|^FAILED \(", text, re.MULTILINE)
-    return not failed and ("passed" in text or bool(re.search(r"^OK$", text, re.MULTILINE))) and bool(names)
+    return not failed and ("passed" in text or bool(re.search(r"^OK$", text, re.MULTILINE)))
 
 
 async def fix_naively(sandbox: Sandbox, hidden: HiddenTests) -> None:
@@ -105,7 +106,3 @@ async def fix_naively(sandbox: Sandbox, hidden: HiddenTests) -> None:
     data = base64.b64encode(hidden.gold_patch.encode()).decode()
     script = f"echo {data} | base64 -d | git apply --whitespace=nowarn -"
     await sandbox.exec(["bash", "-c", script], timeout_s=TIMEOUT_S, cwd=ROOT)
-
-
-def _quoted(path: str) -> str:
-    return "'" + path.replace("'", "'\\''") + "'"

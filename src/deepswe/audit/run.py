@@ -174,14 +174,13 @@ class Audit:
         return [tasks[turn] for turn in range(count) for tasks in by_runner if turn < len(tasks)][:count]
 
     async def run(self, attacks: Sequence[Attack], naive_tasks: int, progress: Progress) -> None:
-        """Make every result that the record does not have yet.
+        """Make every result that the record does not have yet, or has without a verdict.
 
         Raises:
             StoreError: a result could not be written.
         """
-        todo = [
-            (entry, make) for entry, make in self.plan(attacks, naive_tasks) if entry.key not in self.record.results
-        ]
+        known = {key for key, result in self.record.results.items() if result.reward is not None}
+        todo = [(entry, make) for entry, make in self.plan(attacks, naive_tasks) if entry.key not in known]
         progress.begin("Audit", len(todo))
 
         async def one(entry: Result, make: Callable[[], Awaitable[Result]]) -> None:
@@ -286,9 +285,10 @@ def summary(record: Record, attacks: Sequence[Attack], tasks: TaskSet) -> dict[s
 
     Returns:
         attacks, tasks: counts. exploits: attacks on tasks that got a reward. ungraded: attacks without a verdict.
-        naive_exploits: attacks that the naive grader rewards on some task. gold_pass, noop_pass, empty_pass,
-        noise_pass, legitimate_pass: shares. by_attack, by_task: exploit rates. reasons: name -> first reason, of what
-        should not be.
+        attempts: attacks made. naive_exploits, naive_rewarded: how many and which attacks the naive grader rewards on
+        some task. naive_gold, naive_noop, gold_pass, noop_pass, empty_pass, noise_pass, legitimate_pass: shares.
+        legitimate: honest fixes made. by_attack, by_task: exploit rates. odd: of what should not be, "kind name task"
+        -> reason, the first 20.
     """
     ids, names = {task.id for task in tasks.tasks}, [attack.name for attack in attacks]
     results = [r for r in record.results.values() if r.kind == "honest" or (r.task in ids)]
