@@ -46,7 +46,7 @@ class MiniBatch:
     """The samples of one optimiser update, already cut into micro-batches.
 
     Attributes:
-        batches: padded micro-batches.
+        batches: micro-batches, padded or packed.
         denominators: for each micro-batch, the denominator of each of its tokens; taken over all samples.
         samples, tokens, trained_tokens: in all, without padding.
         padding_share: of the computed tokens.
@@ -192,6 +192,8 @@ class Learner:
             TrainingError: loss or gradient is not finite; the weights are those before the failed update.
         """
         started = time.perf_counter()
+        if self.needs_start and self._start is None:
+            self.set_start()
         version, rate = self.version, self._optimiser.rate
         selections = select_groups(groups, self.algorithm, version=version)
         parts = _split_evenly(selections, self.config.updates_per_step)

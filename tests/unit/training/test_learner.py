@@ -311,6 +311,14 @@ def test_the_divergence_from_the_start_is_zero_at_first_and_pulls_back_later(mak
     assert row["kl_start"] < 0.5 * subject.update([group], measure_start=True)["kl_start"]
 
 
+def test_the_start_is_that_before_the_first_update_even_if_it_is_measured_later(make_model, make_group):
+    group = make_group([1, 0, 0])
+    subject = learner(make_model(torch.float32), normalisation="token_mean", kl_start_every=3)
+    for _ in range(2):
+        assert "kl_start" not in subject.update([group])
+    assert subject.update([group], measure_start=True)["kl_start"] > 1e-5
+
+
 def test_the_start_can_be_given_and_then_survives_a_resume(make_model, make_group):
     group, start = make_group([1, 0, 0]), make_model(torch.float32, seed=3)
     rows = []
