@@ -335,7 +335,8 @@ class _Server:
         """End it and all it started."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(OSError):  # what a dead server was never told is still in the buffer
+                    stream.close()
         try:
             self._process.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
