@@ -11,6 +11,7 @@ import typer
 
 def validate(
     target: Annotated[str, typer.Argument(help="A task-set file, or `bundled`, or `micro`.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings, such as sandbox.backend=docker.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Gold runs and no-op runs of each task.")] = 3,
     out: Annotated[
         Path | None, typer.Option(help="Where the set goes with its verdicts; a file by default into itself.")
@@ -23,12 +24,22 @@ def validate(
 ) -> None:
     """Grade the gold patch and doing nothing several times: sound, flaky or unsound. Exit code 0: all is sound."""
     from deepswe.cli.progress import TerminalProgress
+    from deepswe.config import load_sandbox
     from deepswe.evaluation.validation import load_target, summarise, validate_target
 
+    config = load_sandbox(overrides or ())
     with TerminalProgress() as progress:
         tasks = load_target(target, limit=limit, progress=progress)
         validations = validate_target(
-            target, tasks, progress, runs=runs, workers=workers, out=out, record=record, resume=resume
+            target,
+            tasks,
+            progress,
+            runs=runs,
+            workers=workers,
+            out=out,
+            record=record,
+            resume=resume,
+            sandbox=config,
         )
     answer = summarise(validations)
     if as_json:

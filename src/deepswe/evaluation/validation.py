@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deepswe.config import BundledTasks, MicroTasks, SandboxConfig
+from deepswe.envs.suites import check_runnable
 from deepswe.errors import TaskError
 from deepswe.grading.grade import grade
 from deepswe.grading.parsers import judge
@@ -435,13 +436,14 @@ def validate_target(
         sandbox, cache: where the runs happen and the layers lie; the defaults if None.
 
     Raises:
-        DeepsweError: no sandbox runs here, or a file cannot be used.
+        DeepsweError: no sandbox runs here, the backend cannot run one of the tasks, or a file cannot be used.
     """
     named = target in ("bundled", "micro")
     path = out or (None if named else Path(target))
-    book = RunRecord(record or Path(f"{path or target}.validation.jsonl"), resume=resume)
     layers = cache or LayerCache.default()
     config = sandbox or SandboxConfig()
+    check_runnable(tasks, config.backend, layers)
+    book = RunRecord(record or Path(f"{path or target}.validation.jsonl"), resume=resume)
 
     async def run() -> tuple[Validation, ...]:
         async with SandboxPool(config, "validate") as pool:
