@@ -35,11 +35,15 @@ def restore(
 ) -> None:
     """Build the layers of a lock that are missing here, and check all of them; prints those that were built as JSON."""
     from deepswe.cli.progress import TerminalProgress
+    from deepswe.errors import ConfigError
     from deepswe.tasks.layers import LayerCache
     from deepswe.tasks.lock import read_lock
     from deepswe.tasks.lock import restore as restore_layers
 
-    places = dict(text.split("=", 1) for text in repository or () if "=" in text)
+    wrong = [text for text in repository or () if "=" not in text]
+    if wrong:
+        raise ConfigError(f"--repository {wrong[0]!r} is not of the form NAME=PATH")
+    places = dict(text.split("=", 1) for text in repository or ())
     with TerminalProgress() as progress:
         built = restore_layers(read_lock(path), LayerCache.default(), progress, repositories=places)
     print(json.dumps({"built": built}))

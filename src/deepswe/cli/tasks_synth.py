@@ -44,6 +44,8 @@ def synth(
     if bool(llm_url) != bool(llm_model):
         raise ConfigError("--llm-url and --llm-model go together; give both or none")
     if kind is Kind.commits:
+        if mutations or llm_url:
+            raise ConfigError("--mutation and --llm-url are for --kind mutation; leave them out")
         from deepswe.cli.tasks_commits import commits
 
         commits(project, out, tasks=count, resume=resume)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,12 +175,14 @@ def load_catalogue(path: Path = DATA) -> Catalogue:
 
 
 def write_catalogue(catalogue: Catalogue, path: Path) -> None:
-    """Write a data file, one recipe a line so that a difference is readable."""
+    """Write a data file, whole or not at all, one recipe a line so that a difference is readable."""
     repositories = [_line(row) for row in catalogue.repositories]
     tasks = [_line(row) for row in catalogue.tasks]
     head = f'{{"version": {catalogue.version},\n"build_requirements": {json.dumps(catalogue.build_requirements)},\n'
     body = '"repositories": [\n' + ",\n".join(repositories) + '\n],\n"tasks": [\n' + ",\n".join(tasks) + "\n]}\n"
-    path.write_text(head + body, encoding="utf-8")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(head + body, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _line(row: _Row) -> str:
