@@ -121,7 +121,8 @@ class Trajectory:
     Attributes:
         task_id, attempt: the key, together with `phase` and `step`. A retry after an infrastructure failure has the
             same key and replaces nothing: only the one that counts is recorded.
-        phase: "imitation", "train" or the name of an evaluation, such as "before".
+        phase: "imitation", "train" ("train_more1", ... for further draws of a step) or the name of an evaluation,
+            such as "before_heldout".
         step: the training step (or 0) whose batch it belongs to.
         spans: the append-only stream. Concatenated, it is exactly what the engine saw.
         starts: where the history of a later turn was shortened (thinking stripped), the indices of the spans at which
