@@ -54,7 +54,8 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
     """The recipe's suite for the length of the block.
 
     Raises:
-        DeepsweError: the tasks cannot be built, or this machine cannot run the sandbox backend.
+        DeepsweError: the tasks cannot be built, or this machine cannot run the sandbox backend, or does not enforce a
+            limit that the recipe sets.
     """
     if isinstance(recipe.tasks, FrozenLakeTasks):
         yield OpenSuite(FrozenLakeSuite(recipe.tasks), UNBOUNDED)
@@ -67,6 +68,7 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
         # A thread, so that an interrupt does not wait for a build.
         tasks = await asyncio.to_thread(_build, recipe.tasks, cache, progress)
         check_runnable(tasks, recipe.sandbox.backend, cache)
+        await pool.check(next((task.image.name for task in tasks.tasks if task.image is not None), ""))
         workshop = Workshop(pool.open, cache.path, limits_of(recipe.sandbox), {"run": recipe.run.name})
         suite = SweSuite(tasks, workshop, recipe.agent, solver=_solver(recipe))
 

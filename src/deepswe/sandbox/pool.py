@@ -56,21 +56,6 @@ def limits_of(config: SandboxConfig) -> Limits:
     )
 
 
-def require_backend(config: SandboxConfig) -> None:
-    """Start one sandbox and end it, to find out at load what would fail later. Not inside a running event loop.
-
-    Raises:
-        SandboxUnavailable: with the setting to change, or the other way to go.
-        ConfigError: the recipe sets a limit that the backend does not enforce here.
-    """
-
-    async def probe() -> None:
-        async with SandboxPool(config, run="probe") as pool:
-            await pool.check()
-
-    asyncio.run(probe())
-
-
 @dataclass(slots=True, eq=False)
 class _Entry:
     """One sandbox from before its start until after its end."""
@@ -156,15 +141,18 @@ class SandboxPool:
             if entry.sandbox is sandbox:
                 await self._end(entry)
 
-    async def check(self) -> None:
-        """Start one sandbox, run a command in it, end it.
+    async def check(self, image: str = "") -> None:
+        """Start one sandbox, run a command in it, end it: find out at load what would fail later.
+
+        Args:
+            image: of the sandbox; without one it gets the recipe's.
 
         Raises:
             SandboxUnavailable: that failed.
             ConfigError: the recipe sets a limit that is not enforced.
         """
         try:
-            async with self.open(SandboxSpec(limits=limits_of(self.config))) as sandbox:
+            async with self.open(SandboxSpec(limits=limits_of(self.config), image=image)) as sandbox:
                 result = await sandbox.exec(["true"], timeout_s=self.config.start_timeout_s)
         except SandboxError as error:
             raise SandboxUnavailable(f"no sandbox runs on this machine: {error}") from error

@@ -295,10 +295,11 @@ PLAIN = """
 import asyncio, json, os, pathlib, sys
 from deepswe.config import SandboxConfig
 from deepswe.sandbox.base import Layer, SandboxSpec
-from deepswe.sandbox.pool import SandboxPool, require_backend
+from deepswe.sandbox.pool import SandboxPool
 
 async def main(layer):
     async with SandboxPool(SandboxConfig(pids=40), "plain") as pool:
+        await pool.check()
         spec = SandboxSpec(layers=(Layer(layer, "/testbed", writable=True),), limits=__import__(
             "deepswe.sandbox.pool", fromlist=["x"]).limits_of(pool.config))
         async with pool.open(spec) as sandbox:
@@ -317,7 +318,6 @@ async def main(layer):
             }))
 
 if __name__ == "__main__":
-    require_backend(SandboxConfig())
     asyncio.run(main(pathlib.Path(sys.argv[1])))
 """
 

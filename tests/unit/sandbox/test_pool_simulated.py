@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepswe.config import SandboxConfig
+from deepswe.config import SandboxConfig, build_recipe
+from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError, SandboxDied, SandboxError, SandboxStartError
+from deepswe.progress import Silent
 from deepswe.sandbox import pool as pool_module
 from deepswe.sandbox.base import ExecResult, Limits, SandboxSpec
 from deepswe.sandbox.memory import MemorySandbox
@@ -250,6 +252,19 @@ def test_a_limit_that_the_recipe_sets_and_nobody_enforces_is_refused(monkeypatch
     asyncio.run(main(pids=9))
     with pytest.raises(ConfigError, match=r"sandbox.cpus is 2.0, but bubblewrap enforces no such limit here"):
         asyncio.run(main(cpus=2.0))
+
+
+def test_a_run_with_a_limit_that_nobody_enforces_is_refused_at_load(monkeypatch):
+    monkeypatch.setattr(pool_module, "open_backend", lambda config, run, directory: Counting(random.Random(1)))
+    tasks = {"kind": "micro", "train": 1, "heldout": 1, "unseen": 0}
+    recipe = build_recipe({"run": {"name": "s"}, "tasks": tasks, "sandbox": {"cpus": 2.0}}, origin="test")
+
+    async def main():
+        async with open_suite(recipe, Silent()):
+            pass
+
+    with pytest.raises(ConfigError, match=r"sandbox.cpus is 2.0"):
+        asyncio.run(main())
 
 
 def test_a_closed_pool_refuses_and_frees_those_that_wait(monkeypatch):
