@@ -157,10 +157,6 @@ class Bench:
         script.write_text(text, encoding="utf-8")
         return self._run([str(script)], {"PYTHONHASHSEED": str(hash_seed)}, timeout_s, ())
 
-    def run_tool(self, arguments: Sequence[str], *, timeout_s: float, path: Sequence[Path]) -> bool:
-        """Run the environment's interpreter at the root; whether it ended well and in time."""
-        return self._run(arguments, {}, timeout_s, path) is not None
-
     def _run(
         self, arguments: Sequence[str], env: Mapping[str, str], timeout_s: float, path: Sequence[Path]
     ) -> str | None:

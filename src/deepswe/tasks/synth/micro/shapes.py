@@ -178,7 +178,6 @@ SHAPES: tuple[Shape, ...] = (
     *(_composition(row, column) for row in range(len(_AGGREGATES)) for column in range(len(_CONDITIONS))),
     *_SINGLES,
 )
-COMPOSITIONS = len(_AGGREGATES) * len(_CONDITIONS)
 BY_NAME: Mapping[str, Shape] = {shape.name: shape for shape in SHAPES}
 
 
