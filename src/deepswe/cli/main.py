@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -42,13 +43,23 @@ def _root(
     pass
 
 
+def _fail(message: str) -> NoReturn:
+    """End with exit code 1 and one line, whatever lines the message has."""
+    print("deepswe: " + "; ".join(filter(None, map(str.strip, message.splitlines()))), file=sys.stderr)
+    sys.exit(1)
+
+
 def main() -> None:
     """Entry point of the console script."""
     try:
         app()
     except DeepsweError as error:
-        print(f"deepswe: {error}", file=sys.stderr)
-        sys.exit(1)
+        _fail(str(error))
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename is not None else ""
+        _fail(f"{place}{error.strerror or error}; free the space, or give a path that can be used")
+    except RecursionError:
+        _fail("the input is nested too deeply to be read; give a file that is not")
     except KeyboardInterrupt:
         print("deepswe: interrupted; nothing recorded is lost, continue with --resume", file=sys.stderr)
         sys.exit(130)

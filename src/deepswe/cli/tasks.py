@@ -29,12 +29,15 @@ def build(
     overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change.")] = None,
 ) -> None:
     """Build the recipe's tasks into the cache, after which they need no network; prints counts as JSON."""
-    from deepswe.cli.progress import TerminalProgress
     from deepswe.config import load_recipe
+
+    wanted = load_recipe(recipe, overrides or ())  # a wrong recipe is told before torch is imported
+
+    from deepswe.cli.progress import TerminalProgress
     from deepswe.session.rollouts import count_tasks
 
     with TerminalProgress() as progress:
-        print(json.dumps(count_tasks(load_recipe(recipe, overrides or ()), progress=progress)))
+        print(json.dumps(count_tasks(wanted, progress=progress)))
 
 
 @app.command()
@@ -43,10 +46,13 @@ def show(
     task: Annotated[str, typer.Argument(help="A task id.")],
 ) -> None:
     """Print what the agent is told of a task."""
-    from deepswe.cli.progress import TerminalProgress
     from deepswe.config import load_recipe
+
+    wanted = load_recipe(recipe)
+
+    from deepswe.cli.progress import TerminalProgress
     from deepswe.session.rollouts import task_text
 
     with TerminalProgress() as progress:
-        text = task_text(load_recipe(recipe), task, progress=progress)
+        text = task_text(wanted, task, progress=progress)
     print(text)

@@ -79,3 +79,50 @@ def test_a_report_of_no_run_is_one_clear_line(
 def test_importing_the_package_its_config_or_its_command_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "command"),
+    [
+        ("deep.jsonl", "[" * 100_000, ["tasks", "rate"]),
+        ("deep.json", "[" * 100_000, ["tasks", "import"]),
+        ("lock.json", '{"a": 1}', ["tasks", "restore"]),
+        ("cut.json", '[{"a": "b', ["tasks", "restore"]),
+    ],
+)
+def test_broken_input_files_are_one_line(
+    name: str,
+    content: str,
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / name).write_text(content)
+    code, error = run(monkeypatch, capsys, *command, str(tmp_path / name))
+    assert code == 1
+    assert error.startswith("deepswe: ")
+    assert error.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written_is_one_line_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, error = run(
+        monkeypatch, capsys, "sandbox", "manifests", "--image", "a", "--out", str(tmp_path / "file" / "x")
+    )
+    assert code == 1
+    assert str(tmp_path / "file") in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["build", "show"])
+def test_a_wrong_recipe_is_told_before_torch_is_imported(command: str) -> None:
+    code = (
+        f"import sys; from deepswe.cli.main import main; sys.argv = ['deepswe', 'tasks', {command!r}, 'no.toml', 'x']\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    sys.exit(3 if 'torch' in sys.modules else ended.code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no.toml cannot be read" in done.stderr
