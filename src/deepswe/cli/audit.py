@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 
 def audit(
     tasks: Annotated[str, typer.Argument(help="bundled (with micro tasks) or micro.")] = "bundled",
-    backend: Annotated[str, typer.Option(help="Sandbox backend.")] = "bubblewrap",
+    backend: Annotated[
+        Literal["bubblewrap", "docker", "podman", "kubernetes"], typer.Option(help="Sandbox backend.")
+    ] = "bubblewrap",
     attacks: Annotated[str, typer.Option(help="Names, with commas between; all if empty.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="Tasks.")] = 36,
     real: Annotated[int, typer.Option(min=0, help="How many of them are bundled ones; the rest is micro.")] = 7,

@@ -11,7 +11,7 @@ import typer
 Candidates = Annotated[
     Path, typer.Argument(help="A run, a predictions file (JSON, JSONL), or a directory of trajectory files.")
 ]
-Book = Annotated[Path, typer.Option("--scores", help="Scores of the candidates (JSONL).")]
+Book = Annotated[Path, typer.Option("--scores", exists=True, dir_okay=False, help="Scores of the candidates (JSONL).")]
 Phase = Annotated[str | None, typer.Option("--phase", help="Of a run: only this phase, such as after_heldout.")]
 
 
@@ -70,6 +70,8 @@ def curves(
         wanted = [int(part) for part in k.split(",")]
     except ValueError as error:
         raise ConfigError(f"--k is {k!r}; give whole numbers such as 1,2,4,8,16") from error
+    if min(wanted) < 1:
+        raise ConfigError(f"--k is {k!r}; give numbers from 1 on, such as 1,2,4,8,16")
     loaded, _ = load_candidates(candidates, phase=phase)
     book = ScoreBook.open(scores)
     tasks = [

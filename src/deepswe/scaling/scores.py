@@ -23,6 +23,9 @@ from deepswe.scaling.select import Scores
 Key = tuple[str, str, str]
 """(task, candidate, patch)."""
 
+_BEGINNING = b'{"task":'
+"""How every line begins that `append` writes."""
+
 
 @dataclass(slots=True)
 class ScoreBook:
@@ -35,16 +38,21 @@ class ScoreBook:
 
     path: Path
     rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    _torn: int = 0
+    """Bytes at the end that a killed writer left of a line; the next append takes them out."""
 
     @classmethod
     def open(cls, path: Path) -> ScoreBook:
-        """Read what is there.
+        """Read what is there, and change nothing.
 
         Raises:
-            ConfigError: a line that is not the last is no measurement.
+            ConfigError: the file cannot be read, or a line is no measurement, nor the torn beginning of one at the end.
         """
         book = cls(path)
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        try:
+            lines = path.read_bytes().split(b"\n") if path.exists() else []
+        except OSError as error:
+            raise ConfigError(f"scores {path} cannot be read: {error.strerror}; give a file of scores") from error
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
@@ -52,8 +60,8 @@ class ScoreBook:
                 row = json.loads(line)
                 book._take(row)
             except (ValueError, KeyError, TypeError) as error:
-                if number == len(lines):  # no newline after it: torn
-                    os.truncate(path, path.stat().st_size - len(line))
+                if number == len(lines) and line.startswith(_BEGINNING[: len(line)]):  # no newline after it: torn
+                    book._torn = len(line)
                     break
                 raise ConfigError(f"{path}:{number} is no score ({error}); give a file that `deepswe` wrote") from error
         return book
@@ -67,6 +75,9 @@ class ScoreBook:
         row = {"task": candidate.task_id, "candidate": candidate.name, "patch": candidate.patch_key, **values}
         line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         try:
+            if self._torn:
+                os.truncate(self.path, self.path.stat().st_size - self._torn)
+                self._torn = 0
             with self.path.open("ab") as file:
                 file.write(line)
         except OSError as error:

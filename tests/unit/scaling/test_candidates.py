@@ -150,3 +150,19 @@ def test_ties_go_to_the_shared_patch_and_never_to_an_empty_one(tmp_path: Path) -
 
 def test_a_prediction_has_the_keys_that_swebench_reads() -> None:
     assert prediction(Candidate("t", "a", "p"), model="m") == row("t", "m", "p")
+
+
+@pytest.mark.parametrize("content", [b"[1,2,3]", b'{"a": 1}', b"\xff\xfe", b'{"a": "cut'])
+def test_a_file_that_is_no_scores_is_refused_and_stays_as_it_is(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is no score"):
+        ScoreBook.open(path)
+    assert path.read_bytes() == content
+
+
+def test_reading_torn_scores_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(b'{"task":"a","cand')
+    assert not ScoreBook.open(path).rows
+    assert path.read_bytes() == b'{"task":"a","cand'
