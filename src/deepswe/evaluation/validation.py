@@ -41,6 +41,8 @@ Order = Literal["given", "random"]
 TRIES = 3
 """A run that the infrastructure ended is made again, up to so many times in all."""
 ORDER_PLUGIN = "deepswe_random_order"
+_BEGINNING = b'{"task":"'
+"""How each line of a record begins."""
 _TIMED_OUT = "the tests took more than"
 _NETWORK = re.compile(
     r"gaierror|name resolution|Name or service not known|Network is unreachable|NewConnectionError|ConnectError"
@@ -186,6 +188,8 @@ class RunRecord:
             path.parent.mkdir(parents=True, exist_ok=True)
             data = path.read_bytes() if path.exists() else b""
             whole = data[: data.rfind(b"\n") + 1]
+            if data and not whole and not data.startswith(_BEGINNING[: len(data)]):
+                raise TaskError(f"{path} is no record of a validation; name another file, it stays as it is")
             if whole and not resume:
                 raise TaskError(f"{path} holds the runs of an earlier validation; add --resume, or remove it")
             for line in whole.splitlines():

@@ -142,3 +142,20 @@ def test_record_is_resumed_only_when_asked_and_drops_a_torn_line(tmp_path: Path)
     again.add(row)
     again.close()
     assert path.read_text().count("\n") == 2
+
+
+@pytest.mark.parametrize("text", ["notes", '{"title": "mine"}', "x" * 100])
+def test_a_file_of_somebody_else_is_refused_as_a_record_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    for resume in (False, True):
+        with pytest.raises(TaskError, match="no record of a validation"):
+            RunRecord(path, resume=resume)
+    assert path.read_text() == text
+
+
+def test_the_torn_first_line_of_a_record_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text('{"task":"a","finger')
+    RunRecord(path, resume=True).close()
+    assert path.read_bytes() == b""

@@ -212,6 +212,8 @@ class Record:
             data = path.read_bytes() if path.exists() else b""
             whole = data[: data.rfind(b"\n") + 1]
             lines = whole.decode().splitlines()
+            if data and not whole and not line.encode().startswith(data):
+                raise TaskError(f"{path} is no record of a search; name another output, it stays as it is")
             if lines and lines[0] != line:
                 raise TaskError(f"{path} records a search with other settings; remove it or name another output")
             self.rows = {row.commit: row for row in map(CommitRow.model_validate_json, lines[1:])}

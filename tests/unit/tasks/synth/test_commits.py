@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from pathlib import Path
 
 import pytest
 
+from deepswe.errors import TaskError
 from deepswe.tasks.synth.bench import TestRun
-from deepswe.tasks.synth.commits import agree, judge, quarter_end
+from deepswe.tasks.synth.commits import Record, agree, judge, quarter_end
 from deepswe.tasks.synth.commits_history import Change, Commit
 from deepswe.tasks.synth.commits_issue import compose, leaks, message_text
 from deepswe.tasks.synth.commits_needs import KNOWN_GOOD, find_version, read_needs
@@ -204,3 +206,11 @@ def test_issue_is_words_and_case_or_either() -> None:
 )
 def test_repository_is_named_by_the_end_of_its_place(source: str, name: str) -> None:
     assert repository_name(source) == name
+
+
+def test_a_file_of_somebody_else_is_refused_as_a_record_and_stays_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text('{"title": "mine"}')
+    with pytest.raises(TaskError, match="no record of a search"):
+        Record(path, {"name": "x"})
+    assert path.read_text() == '{"title": "mine"}'
