@@ -275,7 +275,9 @@ class WarmBench:
         namespaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
         mounts = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
         shown = [self._place, self.environment, _ZYGOTE.parent, *([self.tools] if self.tools else [])]
-        mounts += [word for item in shown for word in ("--ro-bind", str(item), str(item))]
+        # Where a path leads through links comes first: under /tmp it is hidden like all else.
+        places = dict.fromkeys(str(path) for item in shown for path in (Path(item).resolve(), item))
+        mounts += [word for place in places for word in ("--ro-bind", place, place)]
         return [bwrap, *namespaces, *mounts, "--"]
 
 
