@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import math
-import os
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from deepswe.analysis.panels import Panel, Series, imitation_panels, run_panels
 from deepswe.analysis.record import RunRecord, read_run
+from deepswe.atomic import write_atomically
 from deepswe.errors import RunError
 
 COLUMNS = 3
@@ -32,10 +33,10 @@ def write_curves(run_dir: Path) -> Path:
     run = read_run(run_dir)
     figure = draw_curves(run)
     path = run_dir / "curves.png"
-    part = run_dir / "curves.png.part"
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
     try:
-        figure.savefig(part, format="png", dpi=110)
-        os.replace(part, path)
+        write_atomically(path, picture.getvalue())
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
     return path

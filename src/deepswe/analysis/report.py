@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -18,6 +17,7 @@ from deepswe.analysis.harmless import clip, harmless
 from deepswe.analysis.panels import Panel, imitation_panels, run_panels, run_warnings
 from deepswe.analysis.record import Row, RunRecord, number, read_run, total
 from deepswe.analysis.samples import AttemptNote, Sample, choose_samples, note_attempts, read_samples
+from deepswe.atomic import write_atomically
 from deepswe.errors import RunError, boundary
 from deepswe.evaluation.metrics import Difference, Estimate, paired_difference, pass_at_1
 from deepswe.rollout.canaries import CANARY, KINDS
@@ -79,10 +79,8 @@ def write_report(run_dir: Path, *, opening: Callable[[Sequence[int]], str] | Non
     run = read_run(run_dir)
     page = render_report(run, opening=opening)
     path = run_dir / "report.html"
-    part = run_dir / "report.html.part"
     try:
-        part.write_text(page, encoding="utf-8")
-        os.replace(part, path)
+        write_atomically(path, page)
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
     return path

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from deepswe.analysis.curves import COLOURS, INK, PALE
+from deepswe.atomic import write_atomically
 from deepswe.errors import RunError
 from deepswe.evaluation.metrics import Estimate
 from deepswe.evaluation.selection import CurvePoint
@@ -57,10 +58,10 @@ def write_scaling(points: Sequence[CurvePoint], path: Path, *, title: str) -> Pa
     Raises:
         RunError: it cannot be written.
     """
-    part = path.with_name(path.name + ".part")
+    picture = io.BytesIO()
+    draw_scaling(points, title=title).savefig(picture, format="png", dpi=130)
     try:
-        draw_scaling(points, title=title).savefig(part, format="png", dpi=130)
-        os.replace(part, path)
+        write_atomically(path, picture.getvalue())
     except OSError as error:
         raise RunError(f"{path} cannot be written: {error.strerror}") from error
     return path

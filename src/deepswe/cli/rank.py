@@ -24,10 +24,10 @@ def rank(
     model: Annotated[str, typer.Option(help="The name under which the patches are submitted.")] = "deepswe",
 ) -> None:
     """Choose one candidate for each task by its scores; prints the counts as JSON."""
+    from deepswe.atomic import write_atomically
     from deepswe.scaling.candidates import load_candidates, prediction
     from deepswe.scaling.rank import rank as rank_candidates
     from deepswe.scaling.scores import ScoreBook
-    from deepswe.training.run import write_atomically
 
     loaded, refused = load_candidates(candidates, phase=phase)
     choices = rank_candidates(loaded, ScoreBook.open(scores), method)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError
 from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded
 
@@ -184,10 +185,8 @@ class TrajectoryStore:
         found = tuple(load_trajectory(line) for line in whole.splitlines())
         kept = tuple(trajectory for trajectory in found if trajectory.ending is not Ending.ERROR)
         if len(kept) < len(found):
-            fresh = partial.with_suffix(".tmp")
-            fresh.write_bytes(b"".join(dump_trajectory(trajectory) for trajectory in kept))
             self._attic(partial).write_bytes(whole)
-            os.replace(fresh, partial)
+            write_atomically(partial, b"".join(dump_trajectory(trajectory) for trajectory in kept))
         return kept
 
     def _abandon(self, partial: Path) -> tuple[Trajectory, ...]:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from deepswe.analysis.reproduce import Arm, Effect, compare, measured, render_page
+from deepswe.atomic import write_atomically
 from deepswe.config import PositiveInt, Recipe, Section, load_recipe
 from deepswe.errors import ConfigError
 from deepswe.progress import Progress
 from deepswe.session.train import train_recipe
 from deepswe.training.metrics import read_rows
-from deepswe.training.run import write_atomically, write_json
+from deepswe.training.run import write_json
 
 FOLDER = Path("recipes/reproduce")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deepswe.atomic import write_atomically
 from deepswe.config import BundledTasks
 from deepswe.errors import BuildError, ConfigError, TaskError
 from deepswe.progress import Progress, Silent
@@ -180,9 +180,7 @@ def write_catalogue(catalogue: Catalogue, path: Path) -> None:
     tasks = [_line(row) for row in catalogue.tasks]
     head = f'{{"version": {catalogue.version},\n"build_requirements": {json.dumps(catalogue.build_requirements)},\n'
     body = '"repositories": [\n' + ",\n".join(repositories) + '\n],\n"tasks": [\n' + ",\n".join(tasks) + "\n]}\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(head + body, encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, head + body)
 
 
 def _line(row: _Row) -> str:

@@ -10,12 +10,12 @@ import os
 import re
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from deepswe.atomic import write_atomically
 from deepswe.errors import BuildError
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,150}")
@@ -111,11 +111,8 @@ class LayerCache:
         path = self._origins / f"{key}.json"
         if path.exists():
             return
-        temporary = path.with_name(f".{key}.{os.getpid()}.{threading.get_ident()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(origin), encoding="utf-8")
-            temporary.rename(path)
+            write_atomically(path, json.dumps(origin))
         except OSError as error:
             raise BuildError(self._explain(key, error)) from error
 

@@ -6,7 +6,6 @@ that it comes from. Every layer has the hash of its content, which a rebuilt one
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deepswe.atomic import write_atomically
 from deepswe.errors import BuildError, TaskError
 from deepswe.progress import Progress
 from deepswe.tasks.bundled import Catalogue, load_catalogue
@@ -186,15 +186,10 @@ def write_lock(lock: Lock, path: Path) -> None:
     Raises:
         TaskError: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(lock.model_dump_json(indent=1, exclude_defaults=True) + "\n", encoding="utf-8")
-        temporary.rename(path)
+        write_atomically(path, lock.model_dump_json(indent=1, exclude_defaults=True) + "\n")
     except OSError as error:
-        raise TaskError(f"lock {path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise TaskError(f"lock {path} cannot be written: {error.strerror}; give another path") from error
 
 
 def read_lock(path: Path) -> Lock:

@@ -22,7 +22,6 @@ import functools
 import hashlib
 import io
 import json
-import os
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import Any, Final, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError, TaskError
 from deepswe.optional import optional_module
 from deepswe.tasks.task import HiddenTests, Measured, Task, TaskSet
@@ -63,7 +63,10 @@ def save_task_set(tasks: TaskSet, path: Path) -> str:
     data = _to_parquet(header, rows) if ending == ".parquet" else _to_jsonl(header, rows)
     if ending == ".jsonl.zst":
         data = optional_module("zstandard", "tasks", f"write {path}").ZstdCompressor(level=10).compress(data)
-    _write_atomically(path, data)
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise StoreError(f"task set {path} cannot be written: {error.strerror}; give another path") from error
     return digest
 
 
@@ -328,18 +331,3 @@ def _ending(path: Path) -> str:
         if path.name.endswith(ending):
             return ending
     raise StoreError(f"{path} does not end in {', '.join(FORMATS)}; name a task-set file so")
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StoreError(f"task set {path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

