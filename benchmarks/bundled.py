@@ -16,8 +16,7 @@ object:
     wall_s          seconds for everything
 
 Exit code 0 if gold_pass is 1.0, noop_pass is 0.0, nothing is ungraded and every repository was built.
-By default 36 tasks are taken, the repositories in turn; `--all` takes the whole set, and `--quick` 6 tasks of two small
-repositories.
+`--quick` takes 6 tasks of two small repositories.
 """
 
 from __future__ import annotations
@@ -44,16 +43,14 @@ from deepswe.tasks.bundled import load_catalogue, select_recipes
 from deepswe.types import Graded, Trajectory
 
 QUICK = {"repositories": ["schema", "tinydb"], "limit": 6}
-DEFAULT = {"limit": 36}
 SPLITS = ("train", "heldout")
 
 
-def make_recipe(quick: bool, whole: bool = False) -> Recipe:
+def make_recipe(quick: bool) -> Recipe:
     """The recipe of the benchmark: limits are wide, so that a busy machine changes no verdict."""
-    chosen = QUICK if quick else {} if whole else DEFAULT
     tree = {
         "run": {"name": "bundled"},
-        "tasks": {"kind": "bundled", **chosen},
+        "tasks": {"kind": "bundled", **(QUICK if quick else {})},
         "rollout": {"max_tokens": 4_000_000, "max_turn_tokens": 1_000_000, "max_retries": 2},
     }
     return build_recipe(tree, origin="benchmarks/bundled.py")
@@ -131,9 +128,7 @@ def main() -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="6 tasks of two small repositories")
-    parser.add_argument("--all", action="store_true", help="the whole set")
-    arguments = parser.parse_args()
-    recipe = make_recipe(arguments.quick, arguments.all)
+    recipe = make_recipe(parser.parse_args().quick)
     with TerminalProgress() as progress:
         figures = asyncio.run(measure(recipe, progress))
     print(json.dumps(figures))

@@ -57,7 +57,7 @@ def main() -> None:
         _fail(str(error))
     except OSError as error:
         place = f"{error.filename}: " if error.filename is not None else ""
-        _fail(f"{place}{error.strerror or error}; free the space, or give a path that can be used")
+        _fail(f"{place}{error.strerror or error}; give a path that can be read or written, with space left")
     except RecursionError:
         _fail("the input is nested too deeply to be read; give a file that is not")
     except KeyboardInterrupt:

@@ -16,21 +16,24 @@ def import_(
     as_json: Annotated[bool, typer.Option("--json", help="Print the whole answer as JSON.")] = False,
 ) -> None:
     """Make tasks of the rows of a public source; each row that cannot be used is told with the reason."""
+    from deepswe.errors import TaskError
     from deepswe.tasks.sources import import_tasks
     from deepswe.tasks.taskset import save_task_set
 
     imported = import_tasks(origin, source)
     refused = [{"id": row.id, "reason": row.reason} for row in imported.refused]
     answer: dict[str, object] = {"rows": imported.rows, "tasks": len(imported.tasks.tasks), "refused": refused}
-    if out is not None:
+    if out is not None and imported.tasks.tasks:
         answer["hash"] = save_task_set(imported.tasks, out)
     if as_json:
         print(json.dumps(answer))
-        return
-    for row in imported.refused:
-        print(f"refused {row.id}: {row.reason}")
-    print(f"{imported.rows} rows, {len(imported.tasks.tasks)} tasks, {len(refused)} refused")
-    if out is not None:
+    else:
+        for row in imported.refused:
+            print(f"refused {row.id}: {row.reason}")
+        print(f"{imported.rows} rows, {len(imported.tasks.tasks)} tasks, {len(refused)} refused")
+    if not imported.tasks.tasks:
+        raise TaskError(f"{origin} holds no usable task, so nothing is written; see the reasons above")
+    if out is not None and not as_json:
         print(f"{out}  {answer['hash']}")
 
 

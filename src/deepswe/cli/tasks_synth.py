@@ -105,7 +105,10 @@ def grow(
         for spec in add or ():
             recipe = open_project(spec, cache, Pip(), progress).recipe
             write_catalogue(with_repository(load_catalogue(place), recipe), place)
-        for name in repositories or load_catalogue(place).names:
+        known = load_catalogue(place).names
+        if unknown := [name for name in repositories or () if name not in known]:
+            raise TaskError(f"{place} has no repository {', '.join(unknown)}; name some of {', '.join(known)}")
+        for name in repositories or known:
             try:
                 verdicts |= grow_catalogue(place, cache, plan, [name], progress, journals=journals)
             except TaskError as error:

@@ -26,7 +26,10 @@ def validate(
     from deepswe.cli.progress import TerminalProgress
     from deepswe.config import load_sandbox
     from deepswe.evaluation.validation import load_target, summarise, validate_target
+    from deepswe.tasks.taskset import file_format
 
+    if out is not None:
+        file_format(out)
     config = load_sandbox(overrides or ())
     with TerminalProgress() as progress:
         tasks = load_target(target, limit=limit, progress=progress)

@@ -37,8 +37,8 @@ class Figures:
 
     Attributes:
         start_p50_ms: from the request to a sandbox that runs commands, taken from a pool.
-        bwrap_p50_ms: bare `bwrap` with the same arguments and the same interpreter, from spawn to its end.
-        bwrap_true_p50_ms: the same with `true` in place of the interpreter, which a sandbox needs to run commands.
+        bwrap_p50_ms: bare `bwrap` with the same arguments around `true`, from spawn to its end: the bound of a start.
+        bwrap_python_p50_ms: the same with the interpreter that a sandbox needs to run commands, in place of `true`.
         docker_p50_ms: `docker run --rm` of `true`; None where no engine answers or it has no image.
         spawn_p50_ms: `true` as a plain process of this machine, which tells how busy that is.
         exec_p50_ms, stop_p50_ms: `true` in a live sandbox, and its end.
@@ -49,7 +49,7 @@ class Figures:
 
     start_p50_ms: float
     bwrap_p50_ms: float
-    bwrap_true_p50_ms: float
+    bwrap_python_p50_ms: float
     docker_p50_ms: float | None
     spawn_p50_ms: float
     exec_p50_ms: float
@@ -95,8 +95,8 @@ async def _measure(progress: Progress, samples: int, few: int, many: int) -> Fig
     many_rate, many_failures, pss = await _alive(progress, many)
     return Figures(
         start_p50_ms=_p50_ms(starts),
-        bwrap_p50_ms=_p50_ms(bares),
-        bwrap_true_p50_ms=_p50_ms(trues),
+        bwrap_p50_ms=_p50_ms(trues),
+        bwrap_python_p50_ms=_p50_ms(bares),
         docker_p50_ms=_p50_ms(dockers) if dockers else None,
         spawn_p50_ms=_p50_ms(spawns),
         exec_p50_ms=_p50_ms(execs),

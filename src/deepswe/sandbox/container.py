@@ -42,7 +42,7 @@ from deepswe.sandbox.container_spec import (
 )
 from deepswe.sandbox.served import Answer, ServedSandbox, Wire
 
-DEFAULT_IMAGE = "docker.io/library/python:3.11-bookworm"
+DEFAULT_IMAGE = "python:3.11-bookworm"
 """Python and git on Debian; for tasks and recipes that name no image."""
 STOP_S = 60.0
 VOLUME_S = 30 * 86400.0

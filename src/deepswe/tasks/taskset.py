@@ -55,7 +55,7 @@ def save_task_set(tasks: TaskSet, path: Path) -> str:
         TaskError: two tasks have one id, a task has no hidden tests, or a text is no Unicode.
         ConfigError: the library for that format is not installed.
     """
-    ending = _ending(path)
+    ending = file_format(path)
     check_task_set(tasks)
     rows = list(_encode_rows(tasks))
     digest = _hash(rows)
@@ -77,7 +77,7 @@ def load_task_set(path: Path) -> TaskSet:
         StoreError: the file cannot be read, is no task set, is cut off, or was changed (its hash differs).
         ConfigError: the library for that format is not installed.
     """
-    ending = _ending(path)
+    ending = file_format(path)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -326,7 +326,12 @@ def _from_parquet(data: bytes, path: Path) -> tuple[_Record, list[_Record]]:
     return header, rows
 
 
-def _ending(path: Path) -> str:
+def file_format(path: Path) -> str:
+    """The format of a task-set file, by its name; asked before any long work whose result goes there.
+
+    Raises:
+        StoreError: the name has none of the known endings.
+    """
     for ending in FORMATS:
         if path.name.endswith(ending):
             return ending

@@ -117,6 +117,38 @@ def test_an_output_that_cannot_be_written_is_one_line_that_names_it(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tasks", "commits", "nowhere", "--out", "OUT"],
+        ["tasks", "synth", "nowhere", "--out", "OUT"],
+        ["tasks", "validate", "bundled", "--limit", "1", "--out", "OUT"],
+    ],
+)
+def test_a_name_that_no_task_set_can_have_is_refused_before_the_work(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPSWE_CACHE", str(tmp_path / "cache"))
+    out = str(tmp_path / "tasks.csv")
+    code, error = run(monkeypatch, capsys, *(out if word == "OUT" else word for word in command))
+    assert code == 1
+    assert "tasks.csv does not end in .parquet" in error
+    assert not list(tmp_path.glob("tasks.csv*"))
+
+
+def test_importing_nothing_usable_fails_and_leaves_the_output_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("")
+    (tmp_path / "set.jsonl").write_text("mine")
+    code, error = run(
+        monkeypatch, capsys, "tasks", "import", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "set.jsonl")
+    )
+    assert code == 1
+    assert "rows.jsonl holds no usable task" in error
+    assert (tmp_path / "set.jsonl").read_text() == "mine"
+
+
 @pytest.mark.parametrize("command", ["build", "show"])
 def test_a_wrong_recipe_is_told_before_torch_is_imported(command: str) -> None:
     code = (

@@ -14,7 +14,7 @@ from deepswe.tasks.lock import make_lock, write_lock
 from deepswe.tasks.synth.commits import CommitPlan, CommitsFound, Record, search
 from deepswe.tasks.synth.commits_history import History, open_source
 from deepswe.tasks.synth.commits_tasks import assemble
-from deepswe.tasks.taskset import save_task_set
+from deepswe.tasks.taskset import file_format, save_task_set
 
 RECORD = ".commits.jsonl"
 LOCK = ".lock.json"
@@ -66,6 +66,7 @@ def commits_to_tasks(
         BuildError: the repository cannot be read.
         TaskError: no commit became a task, or there is a record that is not to be resumed. The record stays.
     """
+    file_format(out)
     name = name or repository_name(source)
     path = beside(out, RECORD)
     if path.exists() and not resume:

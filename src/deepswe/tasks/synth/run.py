@@ -15,7 +15,7 @@ from deepswe.tasks.synth.find import Found, IssueWriter, Plan, find_tasks
 from deepswe.tasks.synth.journal import Journal
 from deepswe.tasks.synth.project import open_project
 from deepswe.tasks.task import TaskSet
-from deepswe.tasks.taskset import save_task_set
+from deepswe.tasks.taskset import file_format, save_task_set
 
 SOURCE = "mutation"
 """What tasks of this kind say of their source."""
@@ -70,6 +70,7 @@ def synthesise(
         TaskError: no bug became a task.
         StoreError: the file or its journal cannot be written, or there is a journal and `resume` is off.
     """
+    file_format(out)
     place = out.with_name(f".{out.name}.journal")
     if place.exists() and not resume:
         raise StoreError(f"{place} is of an interrupted search; go on with --resume, or remove it to start anew")
