@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 
+from deepswe.tasks.patches import read_diff
+
 _FILE = re.compile(r"diff --git (.*)")
-_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
 _HEADERS = ("old mode", "new mode", "deleted file mode", "new file mode", "rename ", "copy ", "Binary files", "GIT ")
 
 
@@ -22,21 +23,18 @@ def normalise(patch: str) -> str:
     """
     files: dict[str, list[str]] = {}
     kept: list[str] = []
-    removed = added = 0  # lines that the hunk still has
-    is_git = False
-    for line in patch.splitlines():
-        if removed > 0 or added > 0:
-            removed -= not line.startswith(("+", "\\"))
-            added -= not line.startswith(("-", "\\"))
-            if line.startswith(("+", "-")):
-                kept.append(line.rstrip())
-        elif hunk := _HUNK.match(line):
-            removed, added = (1 if count is None else int(count) for count in hunk.groups())
+    is_git = is_binary = False
+    for sign, line in read_diff(patch):
+        if sign in ("-", "+"):
+            kept.append((sign + line).rstrip())
+        elif sign:
+            continue
         elif started := _FILE.match(line):
-            kept, is_git = files.setdefault(started[1], []), True
+            kept, is_git, is_binary = files.setdefault(started[1].rstrip(), []), True, False
         elif line.startswith("+++ ") and not is_git:
             kept = files.setdefault(line[4:].split("\t")[0].rstrip(), [])
-        elif line.startswith(_HEADERS):
+        elif (is_binary and line) or line.startswith(_HEADERS):
+            is_binary = is_binary or line.startswith("GIT binary patch")
             kept.append(line.rstrip())
     return "\n".join("\n".join([name, *files[name]]) for name in sorted(files) if files[name])
 

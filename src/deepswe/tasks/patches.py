@@ -22,22 +22,28 @@ def touched_paths(patch: str) -> set[str]:
     return set(_TOUCHED.findall(patch)) | set(_HEADER.findall(patch))
 
 
-def changed_lines(patch: str) -> Iterator[tuple[str, str]]:
-    """The lines that a unified diff takes out and puts in, in order, as ("-" or "+", text)."""
+def read_diff(patch: str) -> Iterator[tuple[str, str]]:
+    """The lines of a unified diff as (sign, text): "-", "+" or " " inside a hunk, "" outside of all hunks.
+
+    Hunks are as long as they say, so an edit that looks like a header is an edit.
+    """
     old = new = 0
     for line in patch.split("\n"):
-        if old <= 0 and new <= 0:
-            hunk = _HUNK.match(line)
-            if hunk:
+        if old > 0 or new > 0:
+            sign = line[:1] or " "
+            old -= sign in ("-", " ")
+            new -= sign in ("+", " ")
+            if sign in ("-", "+", " "):
+                yield sign, line[1:]
+        else:
+            if hunk := _HUNK.match(line):
                 old, new = int(hunk[2] or 1), int(hunk[4] or 1)
-            continue
-        sign = line[:1] or " "
-        if sign in ("-", " "):
-            old -= 1
-        if sign in ("+", " "):
-            new -= 1
-        if sign in ("-", "+"):
-            yield sign, line[1:]
+            yield "", line
+
+
+def changed_lines(patch: str) -> Iterator[tuple[str, str]]:
+    """The lines that a unified diff takes out and puts in, in order, as ("-" or "+", text)."""
+    return ((sign, text) for sign, text in read_diff(patch) if sign in ("-", "+"))
 
 
 def reverse_patch(patch: str) -> str:

@@ -56,3 +56,10 @@ def test_a_new_mode_or_a_rename_counts() -> None:
 def test_a_plain_unified_diff_has_its_file_too() -> None:
     plain = "--- a.py\t2020\n+++ a.py\t2021\n@@ -1 +1 @@\n-x\n+y\n--- b.py\n+++ b.py\n@@ -1 +1 @@\n-x\n+z\n"
     assert normalise(plain) == "a.py\n-x\n+y\nb.py\n-x\n+z"
+
+
+def test_the_content_of_a_binary_file_counts() -> None:
+    head = "diff --git a/x b/x\nindex 1..2 100644\nGIT binary patch\n"
+    binary = f"{head}literal 3\nKcmZQzWMXDv00jU500961\n\nliteral 0\nHcmV?d00001\n\n"
+    assert patch_key(binary) != patch_key(binary.replace("KcmZQzWMXDv00jU500961", "KcmZQzWMXDv00jU500962"))
+    assert patch_key(binary + ONE) == patch_key(ONE + binary)
