@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import NoReturn
 
@@ -50,7 +51,8 @@ def _fail(message: str) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Entry point of the console script. SIGTERM is taken as Ctrl-C, so that whatever is open is closed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except DeepsweError as error:

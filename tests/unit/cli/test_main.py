@@ -158,3 +158,18 @@ def test_a_wrong_recipe_is_told_before_torch_is_imported(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60, capture_output=True, text=True)
     assert done.returncode == 1
     assert "no.toml cannot be read" in done.stderr
+
+
+def test_sigterm_closes_what_is_open_as_ctrl_c_does(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, tempfile, time, deepswe.cli.main as command\n"
+        "def work():\n"
+        f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(20)\n"
+        "command.app = work\n"
+        "command.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert not list(tmp_path.iterdir())
