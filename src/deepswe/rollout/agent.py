@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from dataclasses import dataclass, field
@@ -93,7 +94,9 @@ async def run_attempt(
         try:
             reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
         finally:
-            await policy.release(attempt.name)
+            with boundary("policy.release", PolicyError):
+                async with asyncio.timeout(GRACE_S):
+                    await policy.release(attempt.name)
         verdict = await _finish(env, rollout.grading_timeout_s) if graded else REHEARSED
         ending, grade, artifact = reached, verdict.grade, verdict.artifact
         if graded and isinstance(grade, Ungraded):
@@ -102,7 +105,10 @@ async def run_attempt(
         error = str(failure)
         grade = Ungraded(error, failure.place or "rollout")
     finally:
-        await env.close()
+        # What does not close in time is cancelled; its owner, such as the pool of sandboxes, still ends what it holds.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await env.close()
     return Trajectory(
         task_id=attempt.task_id,
         attempt=attempt.attempt,

@@ -156,6 +156,32 @@ def test_a_cancelled_attempt_closes_its_environment_and_releases_the_engine() ->
     assert policy.released == [ATTEMPT.name]
 
 
+class Stuck(Guessing):
+    """Never closes by itself."""
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.sleep(60)
+
+
+def test_an_environment_that_does_not_close_holds_up_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepswe.rollout.agent.GRACE_S", 0.05)
+    trajectory = attempt(Stuck(Number("n")), Watched(["7"]))
+    assert trajectory.grade == Graded(1.0)
+
+
+def test_an_engine_that_does_not_release_ends_the_attempt_as_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holding(Watched):
+        async def release(self, trajectory: str) -> None:
+            await asyncio.sleep(60)
+
+    monkeypatch.setattr("deepswe.rollout.agent.GRACE_S", 0.05)
+    trajectory = attempt(Guessing(Number("n")), Holding(["7"]))
+    assert trajectory.ending is Ending.ERROR
+    assert isinstance(trajectory.grade, Ungraded)
+    assert trajectory.grade.place == "policy.release"
+
+
 def test_steps_remaining_is_said_where_the_recipe_asks_for_it() -> None:
     trajectory = asyncio.run(
         run_attempt(
