@@ -382,6 +382,7 @@ class EndingTable(Section):
     max_context: EndingPolicy = _MASKED
     generation_timeout: EndingPolicy = _MASKED
     env_timeout: EndingPolicy = _MASKED
+    max_cost: EndingPolicy = _MASKED
     error: EndingPolicy = EndingPolicy(train=False, baseline=False, retry=True)
 
     @model_validator(mode="after")
@@ -606,6 +607,41 @@ class ImitationConfig(Section):
         return self
 
 
+class EndpointConfig(Section):
+    """A model that somebody serves, for `deepswe eval --policy endpoint`."""
+
+    url: str = ""
+    """Base of the interface, such as http://localhost:8000/v1."""
+    model: str = ""
+    """Its name there."""
+    style: Literal["openai", "anthropic"] = "openai"
+    """Chat completions of OpenAI, which vLLM, llama.cpp and most others speak too, or messages of Anthropic."""
+    key_env: str = ""
+    """Environment variable that holds the key; empty sends none. The key itself is written nowhere."""
+    stream: bool = True
+    """Take answers piece by piece, so that a cut one is noticed at once."""
+    timeout_s: PositiveFloat = 600.0
+    """For one answer."""
+    idle_s: PositiveFloat = 120.0
+    """Longest silence inside one answer."""
+    retries: int = Field(default=6, ge=0)
+    """New tries of a request that was refused for the moment (408, 409, 425, 429, 5xx), cut off, late or garbled."""
+    backoff_s: PositiveFloat = 1.0
+    """Pause before the first new try; it doubles, with jitter, up to a minute. `Retry-After` wins."""
+    usage: Literal["estimate", "require"] = "estimate"
+    """An answer whose token counts are missing or impossible: count by its bytes and say so, or ask anew."""
+    dollars_in: float = Field(default=0.0, ge=0)
+    """Price of a million tokens read."""
+    dollars_cached: float | None = Field(default=None, ge=0)
+    """Price of a million tokens read out of its cache; none is `dollars_in`."""
+    dollars_out: float = Field(default=0.0, ge=0)
+    """Price of a million tokens sampled."""
+    max_dollars: float = Field(default=0.0, ge=0)
+    """What one attempt may cost; 0 is no limit."""
+    options: dict[str, Any] = Field(default={})
+    """Further fields of each request, such as {top_p = 0.95}."""
+
+
 class EvaluationConfig(Section):
     """What is measured before, during and after training."""
 
@@ -632,6 +668,7 @@ class Recipe(Section):
     imitation: ImitationConfig = ImitationConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    endpoint: EndpointConfig = EndpointConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

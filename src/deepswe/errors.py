@@ -11,6 +11,14 @@
     │   └── SandboxDied        a live sandbox stopped answering
     ├── EnvironmentFault       an environment (ours or a user's) broke its contract
     ├── PolicyError            the engine or the renderer failed
+    │   └── EndpointError      a remote model's endpoint did
+    │       ├── EndpointRefused   it does not take the request; the same one will never do
+    │       ├── EndpointBusy      it asks to come back later (429)
+    │       ├── EndpointFailed    it failed itself (5xx)
+    │       ├── EndpointTimeout   it did not answer in time
+    │       ├── EndpointCut       the connection broke, or the answer stopped in the middle
+    │       ├── EndpointGarbled   what it answered cannot be read
+    │       └── EndpointMiscount  its token counts are missing or impossible
     ├── GradingError           grading could not come to a verdict
     ├── TrainingError          the learner cannot go on
     ├── StoreError             a record cannot be written or read
@@ -69,6 +77,40 @@ class EnvironmentFault(DeepsweError):
 
 class PolicyError(DeepsweError):
     """The engine, the renderer or the tokenizer failed."""
+
+
+class EndpointError(PolicyError):
+    """A remote model's endpoint failed. `retry_after_s`: how long it asks to be left alone; 0 if it does not say."""
+
+    retry_after_s: float = 0.0
+
+
+class EndpointRefused(EndpointError):
+    """It does not take the request (4xx): a wrong key, a wrong model, a wrong field. Asking again changes nothing."""
+
+
+class EndpointBusy(EndpointError):
+    """It asks to come back later (429)."""
+
+
+class EndpointFailed(EndpointError):
+    """It failed itself (5xx)."""
+
+
+class EndpointTimeout(EndpointError):
+    """It did not answer, or fell silent, for longer than allowed."""
+
+
+class EndpointCut(EndpointError):
+    """It cannot be reached, the connection broke, or the answer stopped in the middle."""
+
+
+class EndpointGarbled(EndpointError):
+    """What it answered is no answer in its own format."""
+
+
+class EndpointMiscount(EndpointError):
+    """Its token counts are missing or impossible, and the recipe requires them."""
 
 
 class GradingError(DeepsweError):

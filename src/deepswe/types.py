@@ -58,6 +58,7 @@ class Ending(StrEnum):
     MAX_CONTEXT = "max_context"
     GENERATION_TIMEOUT = "generation_timeout"
     ENV_TIMEOUT = "env_timeout"
+    MAX_COST = "max_cost"
     ERROR = "error"
 
 
@@ -115,6 +116,25 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What an endpoint of somebody else counted for one turn.
+
+    Attributes:
+        prompt: tokens that it read, those out of its cache included.
+        cached: of these, the ones out of its cache.
+        completion: tokens that it sampled, thinking included.
+        dollars: at the recipe's prices, answers that were thrown away included.
+        estimated: the counts are our own, because its own were missing or impossible.
+    """
+
+    prompt: int
+    cached: int
+    completion: int
+    dollars: float = 0.0
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """One attempt at one task, whole: the token stream, the turns, how it ended and what it was worth.
 
@@ -128,6 +148,8 @@ class Trajectory:
         starts: where the history of a later turn was shortened (thinking stripped), the indices of the spans at which
             a new token sequence begins, with that turn's whole context as one span that is not sampled; see
             `sequences`.
+        usage: what a remote endpoint counted, one entry a turn. Where there is any, the spans hold text as bytes, not
+            the tokens of a model, and can never be trained; else it is empty.
         artifact: what the attempt produced; for a SWE task the unified diff that was graded and is submitted.
         seed: seeds this attempt's sampling.
         retries: infrastructure failures before this one.
@@ -149,6 +171,7 @@ class Trajectory:
     wall_s: float = 0.0
     tags: Mapping[str, str] = field(default_factory=dict)
     starts: tuple[int, ...] = ()
+    usage: tuple[Usage, ...] = ()
 
     @property
     def sequences(self) -> tuple[tuple[TokenSpan, ...], ...]:

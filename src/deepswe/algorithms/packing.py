@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from deepswe.algorithms.filters import turns
+from deepswe.errors import TrainingError
 from deepswe.types import TokenSpan, Trajectory
 
 
@@ -59,7 +60,15 @@ def make_samples(
         trajectory: at least one token.
         advantages: one a turn; none is 0 for each.
         all_tokens: put every token into the loss, not only the sampled ones (language modelling).
+
+    Raises:
+        TrainingError: a remote endpoint made it, so that its stream is text and no model's tokens.
     """
+    if trajectory.usage:
+        raise TrainingError(
+            f"attempt {trajectory.attempt} at {trajectory.task_id} was made by a remote endpoint: its stream is text, "
+            "not the tokens of a model, and cannot be trained; imitate it with imitation.source = 'text'"
+        )
     samples, first = [], 0
     for spans in trajectory.sequences:
         numbers = [turn + first if turn >= 0 else -1 for turn in turns(spans)]

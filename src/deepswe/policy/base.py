@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from deepswe.types import Message
+from deepswe.types import Message, Usage
 
 ObservationRole = Literal["user", "tool"]
 
@@ -36,14 +36,17 @@ class Completion:
     Attributes:
         tokens: new ids, the stop token included when there was one.
         logprobs: of each, under the distribution that was sampled from.
-        finish: "stop" (a stop token), "length" (max_tokens) or "timeout" (deadline; tokens so far are returned).
+        finish: "stop" (a stop token), "length" (max_tokens) or "timeout" (deadline; tokens so far are returned). An
+            engine that counts by itself also ends an attempt by "context" (no room is left in it) and "cost".
         version: the policy version that sampled them.
+        usage: what a remote endpoint counted for the turn; None where `tokens` are the model's own.
     """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    finish: Literal["stop", "length", "timeout"]
+    finish: Literal["stop", "length", "timeout", "context", "cost"]
     version: int
+    usage: Usage | None = None
 
 
 class Policy(Protocol):

@@ -46,6 +46,26 @@ class ByteRenderer:
         except UnicodeDecodeError:
             return raw.decode("utf-8", "replace")
 
+    def conversation(self, tokens: Sequence[int]) -> tuple[Message, ...]:
+        """The messages of a stream: the inverse of what the other methods append to each other.
+
+        Raises:
+            PolicyError: the tokens are no such stream.
+        """
+        roles: dict[int, Role] = {token: role for role, token in _ROLE_IDS.items()}
+        messages: list[Message] = []
+        at = 0
+        while at < len(tokens) - 1 or (at < len(tokens) and tokens[at] != _ROLE_IDS["assistant"]):
+            if tokens[at] not in roles:
+                raise PolicyError(f"token {at} is {tokens[at]} where a message begins; pass a stream of this renderer")
+            try:
+                end = tokens.index(_END, at)
+            except ValueError as error:
+                raise PolicyError(f"the message at token {at} has no end; pass a stream of this renderer") from error
+            messages.append(Message(roles[tokens[at]], self.decode(tokens[at + 1 : end])))
+            at = end + 1
+        return tuple(messages)
+
     def read_observation(self, tokens: Sequence[int]) -> str:
         """The text of the one message among the tokens."""
         body = tuple(tokens[1:] if tokens and tokens[0] == _END else tokens)

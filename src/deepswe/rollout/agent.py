@@ -13,7 +13,7 @@ from deepswe.envs.base import Environment, Verdict
 from deepswe.errors import DeepsweError, EnvironmentFault, PolicyError, boundary
 from deepswe.policy.base import Completion, Policy, Renderer, Sampling
 from deepswe.rollout.attempt import Attempt
-from deepswe.types import Ending, Grade, Step, TokenSpan, Trajectory, Ungraded
+from deepswe.types import Ending, Grade, Step, TokenSpan, Trajectory, Ungraded, Usage
 
 GRACE_S = 30.0
 """Added to a deadline that the callee keeps itself, before the loop stops waiting for it."""
@@ -22,6 +22,13 @@ GRACE_S = 30.0
 REHEARSED = Verdict(Ungraded("not graded: a rehearsal", "rehearsal"))
 """The verdict on an attempt that nobody asked to grade."""
 
+
+_ENDED = {
+    "timeout": ("generation_timeout", Ending.GENERATION_TIMEOUT),
+    "context": ("max_context", Ending.MAX_CONTEXT),
+    "cost": ("max_cost", Ending.MAX_COST),
+}
+"""Ways in which the engine ends an attempt: finish -> the error of its last step, and the ending."""
 
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
@@ -41,6 +48,7 @@ class _Record:
     spans: list[TokenSpan] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    usage: list[Usage] = field(default_factory=list)
 
     def append(self, span: TokenSpan, seen_as: tuple[int, ...] | None = None) -> None:
         """Add to the stream; later turns see `seen_as` in its place."""
@@ -124,6 +132,7 @@ async def run_attempt(
         retries=attempt.retries,
         wall_s=time.monotonic() - started,
         starts=tuple(record.starts),
+        usage=tuple(record.usage),
     )
 
 
@@ -164,9 +173,12 @@ async def _take_turns(
         span = TokenSpan(completion.tokens, True, completion.logprobs, completion.version)
         stripped = strip_thinking(text) if agent.history == "strip_thinking" else text
         record.append(span, None if stripped == text else renderer.completion(stripped))
-        if completion.finish == "timeout":
-            record.steps.append(Step(text, None, "", "generation_timeout", generation_s))
-            return Ending.GENERATION_TIMEOUT
+        if completion.usage is not None:
+            record.usage.append(completion.usage)
+        if completion.finish in _ENDED:
+            mistake, ending = _ENDED[completion.finish]
+            record.steps.append(Step(text, None, "", mistake, generation_s))
+            return ending
         if completion.finish == "length" and room <= rollout.max_turn_tokens:
             record.steps.append(Step(text, None, "", "max_context", generation_s))
             return Ending.MAX_CONTEXT

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError
-from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded
+from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded, Usage
 
 _COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.jsonl")
 
@@ -35,6 +35,7 @@ def dump_trajectory(trajectory: Trajectory) -> bytes:
     ]
     record["steps"] = [asdict(step) for step in trajectory.steps]
     record["grade"] = asdict(trajectory.grade)
+    record["usage"] = [asdict(turn) for turn in trajectory.usage]
     return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
 
 
@@ -51,6 +52,7 @@ def load_trajectory(line: bytes | str) -> Trajectory:
         record["grade"] = (Graded if record["grade"]["kind"] == "graded" else Ungraded)(**record["grade"])
         record["ending"] = Ending(record["ending"])
         record["starts"] = tuple(record.get("starts", ()))
+        record["usage"] = tuple(Usage(**turn) for turn in record.get("usage", ()))
         return Trajectory(**record)
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(f"not a trajectory record ({error}); the line begins {line[:80]!r}") from error

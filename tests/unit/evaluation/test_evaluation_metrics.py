@@ -187,7 +187,8 @@ def test_counts_name_every_ending_and_grade() -> None:
         attempt("b", 0, Ungraded("no sandbox"), Ending.ERROR),
     ]
     assert count_endings(trajectories) == {
-        "submitted": 1, "max_steps": 1, "max_context": 0, "generation_timeout": 0, "env_timeout": 0, "error": 1,
+        "submitted": 1, "max_steps": 1, "max_context": 0, "generation_timeout": 0, "env_timeout": 0, "max_cost": 0,
+        "error": 1,
     }  # fmt: skip
     assert count_grades(trajectories) == {"graded 1": 1, "graded 0": 1, "ungraded": 1}
     assert count_grades([attempt("a", 0, Graded(0.5))])["graded between"] == 1
