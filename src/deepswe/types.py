@@ -123,7 +123,7 @@ class Usage:
         prompt: tokens that it read, those out of its cache included.
         cached: of these, the ones out of its cache.
         completion: tokens that it sampled, thinking included.
-        dollars: at the recipe's prices, answers that were thrown away included.
+        dollars: at the recipe's prices.
         estimated: the counts are our own, because its own were missing or impossible.
     """
 

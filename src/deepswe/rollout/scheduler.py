@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -83,6 +84,7 @@ class Scheduler:
         *,
         known: Sequence[Trajectory] = (),
         record: Callable[[Trajectory], None] = lambda trajectory: None,
+        go_on: Callable[[], bool] = lambda: True,
     ) -> tuple[Trajectory, ...]:
         """All trajectories of a batch, in the order of its plan.
 
@@ -90,6 +92,7 @@ class Scheduler:
             batch: what to attempt.
             known: trajectories of this batch that an earlier process made; they are not made again.
             record: called with each new trajectory as soon as it is over, before anything else can fail.
+            go_on: asked before each attempt; once it says no, those in flight are the last, and the rest is left out.
 
         Raises:
             RunError: every attempt of the batch was ended by the infrastructure; quotes the first failure.
@@ -105,8 +108,9 @@ class Scheduler:
 
         names = [attempt.name for _, attempt in todo]
         async with self._policy.cohort(names, width=self._concurrency):
-            await self._stream(todo, one)
-        trajectories = tuple(done[attempt.task_id, attempt.attempt] for _, attempt in plan)
+            await self._stream(todo, one, go_on)
+        keys = ((attempt.task_id, attempt.attempt) for _, attempt in plan)
+        trajectories = tuple(done[key] for key in keys if key in done)
         failed = [t for t in trajectories if t.ending is Ending.ERROR]
         if failed and len(failed) == len(trajectories):
             raise RunError(
@@ -116,9 +120,12 @@ class Scheduler:
         return trajectories
 
     async def _stream(
-        self, todo: Sequence[tuple[HasId, Attempt]], one: Callable[[HasId, Attempt], Awaitable[None]]
+        self,
+        todo: Sequence[tuple[HasId, Attempt]],
+        one: Callable[[HasId, Attempt], Awaitable[None]],
+        go_on: Callable[[], bool],
     ) -> None:
-        waiting = iter(todo)
+        waiting = itertools.takewhile(lambda item: go_on(), todo)
 
         async def worker() -> None:
             for task, attempt in waiting:

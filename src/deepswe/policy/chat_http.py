@@ -1,0 +1,159 @@
+"""One request to a chat endpoint: its answer as plain values, or one typed failure. No new tries here."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from deepswe.errors import (
+    EndpointBusy,
+    EndpointCut,
+    EndpointError,
+    EndpointFailed,
+    EndpointGarbled,
+    EndpointRefused,
+    EndpointTimeout,
+)
+
+LINE_BYTES = 1 << 22
+"""Longest event of a stream."""
+ANSWER_BYTES = 1 << 26
+"""Longest streamed answer."""
+PASSING = (408, 409, 425)
+"""Refusals that may pass, besides 429 and 5xx."""
+_FULL = ("context_length_exceeded", "maximum context length", "prompt is too long", "exceeds the context", "too large")
+
+
+class ContextFull(EndpointRefused):
+    """The conversation does not fit into the model's context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came: the events of a stream, or one object that is no stream."""
+
+    streamed: bool
+    events: tuple[dict[str, Any], ...]
+
+
+class Transport:
+    """Connections to one endpoint. Opened by `open_transport`."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+
+    async def ask(self, body: Mapping[str, Any], *, timeout_s: float, idle_s: float) -> Reply:
+        """An answer, whole.
+
+        Args:
+            body: sent as JSON; `stream` in it asks for a stream.
+            timeout_s: for all of it.
+            idle_s: longest silence.
+
+        Raises:
+            EndpointError: one of its kinds.
+        """
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=min(30.0, timeout_s), sock_read=idle_s)
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.post(self._url, json=body, timeout=limits) as response,
+            ):
+                if response.status != 200:
+                    raise _refusal(self._url, response.status, (await response.read())[:2000], response.headers)
+                if response.content_type == "text/event-stream":
+                    return Reply(True, await _events(response))
+                return Reply(False, (_object(await response.read()),))
+        except TimeoutError as error:  # aiohttp's own time-outs are of this class, too
+            raise EndpointTimeout(f"{self._url} gave no whole answer in {timeout_s:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EndpointCut(f"{self._url}: {type(error).__name__}: {error}") from error
+
+
+@asynccontextmanager
+async def open_transport(url: str, headers: Mapping[str, str]) -> AsyncIterator[Transport]:
+    """Connections to `url`, made when needed and closed at the end of the block."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector, headers=headers, read_bufsize=LINE_BYTES, trust_env=True
+    ) as session:
+        yield Transport(session, url)
+
+
+async def _events(response: aiohttp.ClientResponse) -> tuple[dict[str, Any], ...]:
+    events: list[dict[str, Any]] = []
+    size = 0
+    try:
+        async for line in response.content:
+            size += len(line)
+            data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+            if data == b"[DONE]":
+                break
+            if data:
+                events.append(_checked(_object(data)))
+            if size > ANSWER_BYTES:
+                raise EndpointGarbled(f"the answer has more than {ANSWER_BYTES} bytes")
+    except ValueError as error:  # a line that is longer than the buffer
+        raise EndpointGarbled(f"an event of the stream has more than {LINE_BYTES} bytes") from error
+    return tuple(events)
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw)
+    except ValueError as error:
+        raise EndpointGarbled(f"the answer is not JSON ({error}): {raw[:200]!r}") from error
+    if not isinstance(value, dict):
+        raise EndpointGarbled(f"the answer is no object: {raw[:200]!r}")
+    return _checked(value)
+
+
+def _checked(event: dict[str, Any]) -> dict[str, Any]:
+    """An event, unless it tells of a failure in the middle of a stream or under status 200."""
+    error = event.get("error")
+    if not error:
+        return event
+    code = error.get("code") if isinstance(error, dict) else None
+    kind = str(error.get("type", "")) if isinstance(error, dict) else ""
+    words = str(error)[:500]
+    if code == 429 or "rate_limit" in kind:
+        raise EndpointBusy(f"it broke off: {words}")
+    if any(mark in words.lower() for mark in _FULL):
+        raise ContextFull(f"it broke off: {words}")
+    raise EndpointFailed(f"it broke off: {words}")
+
+
+def _refusal(url: str, status: int, body: bytes, headers: Mapping[str, str]) -> EndpointError:
+    words = body.decode("utf-8", "replace")
+    message = f"{url} answered {status}: {words[:500]}"
+    error: EndpointError
+    if status == 429:
+        error = EndpointBusy(message)
+    elif status >= 500 or status in PASSING:
+        error = EndpointFailed(message)
+    elif status in (400, 413, 422) and any(mark in words.lower() for mark in _FULL):
+        error = ContextFull(message)
+    else:
+        error = EndpointRefused(message + "; check endpoint.url, endpoint.model, endpoint.key_env and endpoint.options")
+    error.retry_after_s = retry_after(headers.get("Retry-After", ""), time.time())
+    return error
+
+
+def retry_after(value: str, now: float) -> float:
+    """Seconds that a Retry-After header asks for, given as seconds or as a date; 0 for none or nonsense."""
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
