@@ -38,7 +38,8 @@ class Completion:
         logprobs: of each, under the distribution that was sampled from.
         finish: "stop" (a stop token), "length" (max_tokens) or "timeout" (deadline; tokens so far are returned). An
             engine that counts by itself also ends an attempt by "context" (no room is left in it) and "cost".
-        version: the policy version that sampled them.
+        version: the policy version that sampled them, or the first of them.
+        later: where newer versions took over in mid-turn: (index of the first token, version), in order.
         usage: what a remote endpoint counted for the turn; None where `tokens` are the model's own.
     """
 
@@ -47,6 +48,16 @@ class Completion:
     finish: Literal["stop", "length", "timeout", "context", "cost"]
     version: int
     usage: Usage | None = None
+    later: tuple[tuple[int, int], ...] = ()
+
+    def by_version(self) -> tuple[tuple[tuple[int, ...], tuple[float, ...], int], ...]:
+        """(tokens, log-probs, version) of each stretch that one version sampled; one, unless there are `later`."""
+        starts = ((0, self.version), *self.later)
+        ends = (*(index for index, _ in self.later), len(self.tokens))
+        return tuple(
+            (self.tokens[start:end], self.logprobs[start:end], version)
+            for (start, version), end in zip(starts, ends, strict=True)
+        )
 
 
 class Policy(Protocol):

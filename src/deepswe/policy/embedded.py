@@ -90,13 +90,18 @@ class _Request:
     loop: asyncio.AbstractEventLoop
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    version: int | None = None
+    versions: list[tuple[int, int]] = field(default_factory=list)
     cancelled: bool = False
 
+    def sampled(self, token: int, logprob: float, version: int) -> None:
+        if not self.versions or self.versions[-1][1] != version:
+            self.versions.append((len(self.tokens), version))
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+
     def complete(self, finish: Finish, version: int) -> Completion:
-        return Completion(
-            tuple(self.tokens), tuple(self.logprobs), finish, version if self.version is None else self.version
-        )
+        first = self.versions[0][1] if self.versions else version
+        return Completion(tuple(self.tokens), tuple(self.logprobs), finish, first, later=tuple(self.versions[1:]))
 
 
 @dataclass(slots=True, eq=False)
@@ -401,10 +406,7 @@ class _Engine:
             row.tokens.append(token)
             request = row.request
             if request is not None:
-                request.tokens.append(token)
-                request.logprobs.append(logprob)
-                if request.version is None:
-                    request.version = row.version
+                request.sampled(token, logprob, row.version)
         return tokens_N
 
     def _forward(
@@ -546,7 +548,7 @@ class EmbeddedPolicy:
         """Sample one turn. Cancelling the call frees its place in the batch at the next step.
 
         A turn that an update of the weights interrupts goes on under the new ones, its cache computed anew: each
-        log-prob is that of the weights which sampled the token, and `Completion.version` is the oldest of them.
+        log-prob is that of the weights which sampled the token, and the completion says where which version began.
 
         Raises:
             PolicyError: the stream is unusable, the engine failed or is closed, or (deterministic) no cohort is open.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deepswe.config import AgentConfig, RolloutConfig
 from deepswe.envs.base import Environment, Verdict
 from deepswe.errors import DeepsweError, EnvironmentFault, PolicyError, boundary
 from deepswe.policy.base import Completion, Policy, Renderer, Sampling
-from deepswe.rollout.attempt import Attempt
+from deepswe.rollout.attempt import Attempt, Cut
 from deepswe.types import Ending, Grade, Step, TokenSpan, Trajectory, Ungraded, Usage
 
 GRACE_S = 30.0
@@ -50,17 +50,20 @@ class _Record:
     starts: list[int] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
 
-    def append(self, span: TokenSpan, seen_as: tuple[int, ...] | None = None) -> None:
-        """Add to the stream; later turns see `seen_as` in its place."""
-        self.history.extend(span.tokens if seen_as is None else seen_as)
-        if span.tokens:
-            self.stream.extend(span.tokens)
-            self.spans.append(span)
+    def append(self, spans: Sequence[TokenSpan], seen_as: tuple[int, ...] | None = None) -> None:
+        """Add to the stream; later turns see `seen_as` in their place."""
+        for span in spans:
+            if seen_as is None:
+                self.history.extend(span.tokens)
+            if span.tokens:
+                self.stream.extend(span.tokens)
+                self.spans.append(span)
+        self.history.extend(seen_as or ())
 
     def observe(self, tokens: tuple[int, ...]) -> None:
         """Add what the environment answered; where the history is not the stream, a new sequence begins with it."""
         if self.history == self.stream:
-            self.append(TokenSpan(tokens, sampled=False))
+            self.append((TokenSpan(tokens, sampled=False),))
             return
         self.history.extend(tokens)
         self.stream = list(self.history)
@@ -82,33 +85,41 @@ async def run_attempt(
     rollout: RolloutConfig,
     agent: AgentConfig,
     graded: bool = True,
+    cut: Cut | None = None,
 ) -> Trajectory:
     """Let the policy work on one task until it submits or a limit ends it, then grade what it reached if `graded`.
 
     The trajectory comes back whatever happens: a failure of the infrastructure is `Ending.ERROR` with an `Ungraded`
     grade that names the place. The environment is closed and the engine's cache released on every way out.
 
+    Args:
+        cut: called from outside, it ends the attempt where it is: `Ending.ENV_TIMEOUT` with what was recorded so far,
+            and no grade.
+
     Raises:
         asyncio.CancelledError: the caller gave up; nothing is left behind.
     """
-    record, started = _Record(), time.monotonic()
+    record, started, cut = _Record(), _now(), cut or Cut()
     ending, error, artifact = Ending.ERROR, "", ""
     grade: Grade
     try:
-        with boundary("environment.start", EnvironmentFault):
-            async with asyncio.timeout(rollout.start_timeout_s):
-                messages = await env.start()
-        record.append(TokenSpan(renderer.opening(messages), sampled=False))
-        try:
-            reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
-        finally:
-            with boundary("policy.release", PolicyError):
-                async with asyncio.timeout(GRACE_S):
-                    await policy.release(attempt.name)
-        verdict = await _finish(env, rollout.grading_timeout_s) if graded else REHEARSED
-        ending, grade, artifact = reached, verdict.grade, verdict.artifact
-        if graded and isinstance(grade, Ungraded):
-            ending, error = Ending.ERROR, grade.error
+        async with cut.leash():
+            with boundary("environment.start", EnvironmentFault):
+                async with asyncio.timeout(rollout.start_timeout_s):
+                    messages = await env.start()
+            record.append((TokenSpan(renderer.opening(messages), sampled=False),))
+            try:
+                reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
+            finally:
+                with boundary("policy.release", PolicyError):
+                    async with asyncio.timeout(GRACE_S):
+                        await policy.release(attempt.name)
+            verdict = await _finish(env, rollout.grading_timeout_s) if graded else REHEARSED
+            ending, grade, artifact = reached, verdict.grade, verdict.artifact
+            if graded and isinstance(grade, Ungraded):
+                ending, error = Ending.ERROR, grade.error
+    except TimeoutError:  # of the leash: every other one is made an error of its place
+        ending, grade = Ending.ENV_TIMEOUT, Ungraded(f"cut: {cut.reason}", "rollout.cut")
     except DeepsweError as failure:
         error = str(failure)
         grade = Ungraded(error, failure.place or "rollout")
@@ -130,7 +141,7 @@ async def run_attempt(
         error=error,
         seed=attempt.seed,
         retries=attempt.retries,
-        wall_s=time.monotonic() - started,
+        wall_s=_now() - started,
         starts=tuple(record.starts),
         usage=tuple(record.usage),
     )
@@ -151,13 +162,13 @@ async def _take_turns(
     rollout: RolloutConfig,
     agent: AgentConfig,
 ) -> Ending:
-    deadline = time.monotonic() + rollout.trajectory_timeout_s
+    deadline = _now() + rollout.trajectory_timeout_s
     generation_left = rollout.generation_timeout_s
     for turn in range(rollout.max_steps):
         room = rollout.max_tokens - len(record.stream)
         if room <= 0:
             return Ending.MAX_CONTEXT
-        if (left := deadline - time.monotonic()) <= 0:
+        if (left := deadline - _now()) <= 0:
             return Ending.ENV_TIMEOUT
         sampling = Sampling(
             max_tokens=min(room, rollout.max_turn_tokens),
@@ -165,14 +176,14 @@ async def _take_turns(
             stop_tokens=renderer.stop_tokens,
             seed=attempt.seed * 1_000_003 + turn,
         )
-        begun = time.monotonic()
+        begun = _now()
         completion = await _generate(policy, attempt.name, record.stream, sampling, min(generation_left, left))
-        generation_s = time.monotonic() - begun
+        generation_s = _now() - begun
         generation_left -= generation_s
         text = renderer.decode(completion.tokens)
-        span = TokenSpan(completion.tokens, True, completion.logprobs, completion.version)
+        spans = [TokenSpan(tokens, True, logprobs, version) for tokens, logprobs, version in completion.by_version()]
         stripped = strip_thinking(text) if agent.history == "strip_thinking" else text
-        record.append(span, None if stripped == text else renderer.completion(stripped))
+        record.append(spans, None if stripped == text else renderer.completion(stripped))
         if completion.usage is not None:
             record.usage.append(completion.usage)
         if completion.finish in _ENDED:
@@ -182,7 +193,7 @@ async def _take_turns(
         if completion.finish == "length" and room <= rollout.max_turn_tokens:
             record.steps.append(Step(text, None, "", "max_context", generation_s))
             return Ending.MAX_CONTEXT
-        begun = time.monotonic()
+        begun = _now()
         limit = min(agent.step_timeout_s, max(deadline - begun, 1e-3))
         with boundary("environment.act", EnvironmentFault):
             async with asyncio.timeout(limit + GRACE_S):
@@ -191,9 +202,7 @@ async def _take_turns(
         last = turn == rollout.max_steps - 1
         if agent.steps_remaining and not outcome.done and not last:
             observation = f"{observation}\nSteps Remaining: {rollout.max_steps - turn - 1}"
-        record.steps.append(
-            Step(text, outcome.call, observation, outcome.error, generation_s, time.monotonic() - begun)
-        )
+        record.steps.append(Step(text, outcome.call, observation, outcome.error, generation_s, _now() - begun))
         if outcome.done:
             return Ending.SUBMITTED
         if last:
@@ -210,3 +219,8 @@ async def _generate(policy: Policy, name: str, stream: list[int], sampling: Samp
     with boundary("policy.generate", PolicyError):
         async with asyncio.timeout(timeout_s + GRACE_S):
             return await policy.generate(name, stream, sampling, timeout_s=max(timeout_s, 0.0))
+
+
+def _now() -> float:
+    """The event loop's clock, in seconds: the machine's, or a simulation's."""
+    return asyncio.get_running_loop().time()

@@ -1,8 +1,14 @@
-"""Which attempt at which task, and the seed that it gets: pure functions of the recipe, so that any process agrees."""
+"""Which attempt at which task, and the seed that it gets: pure functions of the recipe, so that any process agrees.
+
+And the way to end one attempt early.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 
@@ -30,6 +36,37 @@ class Attempt:
         """What the engine knows the trajectory by; a retry is another trajectory to it."""
         again = f"~{self.retries}" if self.retries else ""
         return f"{self.phase}/{self.step:06d}/{self.task_id}/{self.attempt:04d}{again}"
+
+
+class Cut:
+    """Ends one attempt from outside, before or while it runs: ``cut("straggler")``. Only the first call counts."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._timeout: asyncio.Timeout | None = None
+
+    def __call__(self, reason: str) -> None:
+        """End it, on the event loop on which it runs; `reason` says why."""
+        if self.reason:
+            return
+        self.reason = reason
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    @asynccontextmanager
+    async def leash(self) -> AsyncIterator[None]:
+        """What is inside can be cut.
+
+        Raises:
+            TimeoutError: it was.
+        """
+        if self.reason:
+            raise TimeoutError
+        async with asyncio.timeout(None) as self._timeout:
+            try:
+                yield
+            finally:
+                self._timeout = None
 
 
 def derive_seed(*parts: int | str) -> int:
