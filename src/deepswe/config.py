@@ -51,6 +51,17 @@ class ScratchModel(Section):
     """Upper bound on the vocabulary of the trained tokenizer."""
 
 
+class LoraAdapters(Section):
+    """Train small matrices beside frozen ones (LoRA); needs the `lora` extra."""
+
+    rank: int = Field(default=0, ge=0)
+    """Rank of the matrices; 0 trains all weights instead."""
+    alpha: PositiveFloat = 32.0
+    """Their product is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Last names of the layers that get them, such as q_proj; empty takes every linear layer but the head."""
+
+
 class ModelConfig(Section):
     """Which model acts and learns."""
 
@@ -61,7 +72,9 @@ class ModelConfig(Section):
     gguf_file: str = ""
     """File inside `path` to load instead of safetensors weights; needs the `gguf` extra."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the forward pass. Master weights stay float32."""
+    """Type of the forward pass. Master weights stay float32, but frozen ones (`lora`) are held in this type."""
+    lora: LoraAdapters = LoraAdapters()
+    """Adapters to train in place of all weights."""
     chat_template: str = ""
     """Jinja template for the messages; empty keeps the tokenizer's own."""
 
@@ -563,6 +576,12 @@ class TrainingConfig(Section):
     """Micro-batches of like lengths padded to the longest, or of one row that holds many samples end to end."""
     tokens_per_microbatch: PositiveInt = 16_384
     """Tokens in one forward and backward pass."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each layer and compute it again in the backward pass: a third more work, for a small part
+    of the memory."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and moments in the CPU's memory, and update there; needs torchrun, also for one
+    process."""
     checkpoint_every: PositiveInt = 10
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2
@@ -654,6 +673,78 @@ class EvaluationConfig(Section):
     temperature: float = Field(default=1.0, ge=0)
 
 
+class AsynchronyConfig(Section):
+    """Attempts in flight while the learner trains. The defaults are synchronous: a step waits for its own attempts."""
+
+    max_age: int = Field(default=0, ge=0)
+    """Steps between the opening of a group and the step that trains it, at most; 0 is synchronous."""
+    overprovision: float = Field(default=0.0, ge=0)
+    """Share of groups made beyond those that train. The first to be over are taken, which favours short attempts; late
+    ones are dropped. With 0 a step waits for every group that it may not pass by."""
+    quorum: Fraction = 1.0
+    """Share of a group's attempts after which it may go without the others."""
+    straggler_s: float = Field(default=0.0, ge=0)
+    """Seconds after the quorum at which the other attempts are cut; with 0 they are cut when a step waits for them
+    alone."""
+    in_flight: Literal["keep", "finish", "abort"] = "keep"
+    """Turns that are being sampled when new weights come: go on under the new ones, are finished under the old ones
+    first, or begin anew."""
+
+    @property
+    def on(self) -> bool:
+        """Whether attempts of several steps can be in flight, or a step can go without some of its own."""
+        return bool(self.max_age or self.overprovision) or self.quorum < 1.0
+
+
+class VllmConfig(Section):
+    """vLLM servers, and how they get new weights."""
+
+    servers: tuple[str, ...] = ()
+    """Addresses such as http://127.0.0.1:8000; `deepswe serve` starts such servers and prints theirs."""
+    model: str = ""
+    """Name under which they serve the model; empty takes the only one that each has."""
+    transfer: Literal["file", "nccl", "ipc"] = "file"
+    """How weights get to them: through a directory that they can read, or by their own transfer engines (GPU only)."""
+    directory: Path = Path("/dev/shm")
+    """Where `file` writes: the memory of this machine, or a disk that all of them share."""
+    silence_s: PositiveFloat = 300.0
+    """A server that says nothing for so long, while it should sample, counts as dead."""
+    retries: int = Field(default=4, ge=0)
+    """Other servers that one turn may be taken to after failures; what was sampled so far is kept."""
+    update_timeout_s: PositiveFloat = 600.0
+    """One change of weights."""
+    max_mismatch: float = Field(default=0.5, ge=0)
+    """Largest difference between their log-prob of a token and the learner's, after a change of weights; 0 does not
+    look."""
+    echo: bool = False
+    """Ask for the ids that the server read, and compare them with those that were sent; costs time at long contexts."""
+    seeded: bool = False
+    """Send each turn's seed; slower on a GPU."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of the sampling; training needs 1."""
+    top_k: int = -1
+    """Most likely tokens among which is sampled; training needs -1, which is all."""
+    python: str = "python3"
+    """Interpreter of the environment that vLLM is installed in, for `deepswe serve`."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of each server that `deepswe serve` starts, such as --tensor-parallel-size=8."""
+
+
+class EngineConfig(Section):
+    """What samples."""
+
+    backend: Literal["embedded", "vllm"] = "embedded"
+    """In this process, over the learner's own weights; or vLLM servers."""
+    vllm: VllmConfig = VllmConfig()
+    """Used where `backend` is `vllm`."""
+
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        if self.vllm.top_k < 1 and self.vllm.top_k != -1:
+            raise ValueError(f"vllm.top_k is {self.vllm.top_k}; give -1 for all tokens, or at least 1")
+        return self
+
+
 class Recipe(Section):
     """A whole run."""
 
@@ -669,6 +760,8 @@ class Recipe(Section):
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     endpoint: EndpointConfig = EndpointConfig()
+    engine: EngineConfig = EngineConfig()
+    asynchrony: AsynchronyConfig = AsynchronyConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -689,6 +782,30 @@ class Recipe(Section):
             raise ValueError(
                 f"rollout.max_turn_tokens {self.rollout.max_turn_tokens} exceeds "
                 f"rollout.max_tokens {self.rollout.max_tokens}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _honoured(self) -> Self:
+        vllm, embedded = self.engine.vllm, self.engine.backend == "embedded"
+        if self.run.deterministic and (self.asynchrony.on or not embedded):
+            raise ValueError(
+                "run.deterministic needs engine.backend embedded and synchronous steps (asynchrony.max_age 0, "
+                "overprovision 0, quorum 1): what is in flight together decides the last digits"
+            )
+        if self.asynchrony.on and self.algorithm.resample_batches:
+            raise ValueError(
+                f"algorithm.resample_batches is {self.algorithm.resample_batches}, but with asynchrony no step has "
+                "draws of its own; set it to 0"
+            )
+        if embedded and self.asynchrony.in_flight != "keep":
+            raise ValueError(
+                f"asynchrony.in_flight is {self.asynchrony.in_flight!r}, but the embedded engine keeps turns in flight"
+            )
+        if not embedded and self.training.steps and (vllm.top_p != 1.0 or vllm.top_k != -1):
+            raise ValueError(
+                f"engine.vllm samples with top_p {vllm.top_p} and top_k {vllm.top_k}; training needs 1 and -1, since "
+                "the learner's log-probs are those of the whole distribution"
             )
         return self
 
