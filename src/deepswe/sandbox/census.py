@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepswe.config import SandboxConfig
-from deepswe.errors import SandboxUnavailable
+from deepswe.errors import SandboxError, SandboxUnavailable
 from deepswe.sandbox.backends import MODULES, Registry, registry
 from deepswe.sandbox.base import SandboxRecord
 
@@ -22,7 +22,7 @@ class Census:
 
     Attributes:
         records: the sandboxes.
-        silent: backend -> why it could not be asked, for those that were not chosen by name.
+        silent: backend -> why it could not be asked or did not finish, for those that were not chosen by name.
     """
 
     records: tuple[SandboxRecord, ...]
@@ -47,10 +47,11 @@ async def list_sandboxes(config: SandboxConfig, backend: str | None = None) -> C
 
 
 async def reap(config: SandboxConfig, backend: str | None = None) -> Census:
-    """End every sandbox that is orphaned or expired, of one backend or of all.
+    """End every sandbox that is orphaned or expired, of one backend or of all; the failure of one stops no other.
 
     Raises:
         SandboxUnavailable: the backend that was named cannot be asked.
+        SandboxError: one of its sandboxes cannot be removed; all others are.
     """
 
     async def ask(module: Registry, chosen: SandboxConfig) -> list[SandboxRecord]:
@@ -67,8 +68,12 @@ async def _over_backends(config: SandboxConfig, backend: str | None, ask: Any) -
         try:
             async with asyncio.timeout(ANSWER_S):
                 records += await ask(registry(chosen), chosen)
-        except (SandboxUnavailable, TimeoutError) as error:
+        except TimeoutError as error:
+            silent[name] = f"no answer within {ANSWER_S:.0f} s"
             if backend:
-                raise SandboxUnavailable(str(error) or f"{name} did not answer within {ANSWER_S:.0f} s") from error
-            silent[name] = str(error) or f"no answer within {ANSWER_S:.0f} s"
+                raise SandboxUnavailable(f"{name} gave {silent[name]}") from error
+        except SandboxError as error:
+            if backend:
+                raise
+            silent[name] = str(error)
     return Census(tuple(records), silent)

@@ -425,20 +425,24 @@ async def reap(config: SandboxConfig) -> list[SandboxRecord]:
 
     Raises:
         SandboxUnavailable: the engine cannot be asked.
-        SandboxError: one cannot be removed.
+        SandboxError: some cannot be removed; all others are.
     """
     engine = await asyncio.to_thread(find_engine, _engine_name(config), section(config, config.backend))
     async with engine.client() as docker:
-        ended = []
+        ended, failures = [], []
         for record, kind in await _asked(engine, lambda: _found(docker, engine.name)):
             if record.state == "live":
                 continue
-            if kind == "container":
-                await remove(docker, record.name)
+            end = remove if kind == "container" else remove_volume
+            try:
+                await end(docker, record.name)
+            except SandboxError as error:
+                failures.append(str(error))
             else:
-                await remove_volume(docker, record.name)
-            ended.append(record)
-        return ended
+                ended.append(record)
+    if failures:
+        raise SandboxError(f"{len(ended)} were removed, {len(failures)} cannot be: {failures[0]}")
+    return ended
 
 
 def _engine_name(config: SandboxConfig) -> EngineName:

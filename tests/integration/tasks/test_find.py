@@ -201,3 +201,9 @@ def test_project_without_tests_or_with_failing_ones_is_refused(tmp_path: Path) -
     ):
         measure(opened)
     assert caught.value.reason == "needs-network"
+
+
+def test_a_bug_that_kills_the_fork_server_is_a_crash_and_the_search_goes_on(bench: WarmBench, profile: Profile) -> None:
+    killer = bug("constant", "steps = 0", "os = __import__('os'); steps = 0 * (os.kill(os.getppid(), 9) or 1)")
+    assert verdict_on(bench, profile, killer).reason == "crash"
+    assert verdict_on(bench, profile, bug("constant", "number > 0", "number > 1")).reason == "task"

@@ -23,6 +23,8 @@ PAGE = 500
 BURST = 100
 """Events taken before others get a turn on the event loop."""
 NOTHING = PodState("pending")
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
+"""What reading an object raises that is not of the form of a pod."""
 
 
 class PodWatch:
@@ -131,16 +133,19 @@ class PodWatch:
         while True:
             query = {"labelSelector": self._selector, "limit": str(PAGE)} | ({"continue": more} if more else {})
             page = await self._client.request("GET", self._client.pods, query=query)
-            for pod in page.get("items") or []:
-                seen.add(pod["metadata"]["name"])
-                self._set(pod["metadata"]["name"], read_state(pod))
-            more = page["metadata"].get("continue", "")
+            try:
+                for pod in page.get("items") or []:
+                    seen.add(pod["metadata"]["name"])
+                    self._set(pod["metadata"]["name"], read_state(pod))
+                more, version = page["metadata"].get("continue", ""), str(page["metadata"]["resourceVersion"])
+            except _UNREADABLE as error:
+                raise ApiError("GET pods", 0, "BadList", repr(error)) from error
             if not more:
                 break
         for name in expected - seen:
             if self.state(name) is not NOTHING:
                 self._set(name, PodState("gone", Reason.DELETED, "the pod was deleted"))
-        return str(page["metadata"]["resourceVersion"])
+        return version
 
     async def _follow(self, version: str) -> str:
         """Take events from a version on; returns the version to go on from, or nothing if it is forgotten."""
@@ -168,8 +173,8 @@ class PodWatch:
             if error.status == 410:
                 return ""
             raise
-        except ValueError as error:
-            raise ApiError("WATCH pods", 0, "BadEvent", str(error)) from error
+        except _UNREADABLE as error:
+            raise ApiError("WATCH pods", 0, "BadEvent", repr(error)) from error
         return version
 
     def _take(self, kind: str, pod: dict[str, Any]) -> None:

@@ -208,6 +208,9 @@ class WarmBench:
             pristine: run in the tree that never gets bugs.
             write_bytecode: keep compiled files for later runs.
 
+        Returns:
+            The run; it is not complete, either, where a bug ended the fork server itself. The next run starts another.
+
         Raises:
             TaskError: the fork server does not start.
         """
@@ -230,21 +233,22 @@ class WarmBench:
         if measure:
             request |= {"measure": [str(root / item) for item in measure], "tools": str(self.tools)}
         answer = self._server(hash_seed).ask(request, timeout_s + _START_S)
-        return _read_run(answer, root)
+        return TestRun(complete=False) if answer is None else _read_run(answer, root)
 
     def run_script(self, text: str, *, timeout_s: float, hash_seed: int = 0, pristine: bool = False) -> str | None:
         """The standard output of a script that runs at the root, or None if it failed or took too long."""
         root = self.pristine if pristine else self.root
         request = {"op": "script", "root": str(root), "text": text, "timeout_s": timeout_s, "cpu_s": timeout_s}
         answer = self._server(hash_seed).ask(request, timeout_s + _START_S)
-        return str(answer["data"]) if answer["ended"] and answer["code"] == 0 else None
+        return str(answer["data"]) if answer and answer["ended"] and answer["code"] == 0 else None
 
     def _server(self, hash_seed: int) -> _Server:
         server = self._servers.get(hash_seed)
         if server is None or not server.alive:
             self._past_cpu_s += server.cpu_s if server is not None else 0.0
             server = self._servers[hash_seed] = self._start(hash_seed)
-            server.ask({"op": "preload", "modules": list(self._modules)}, _START_S)
+            if server.ask({"op": "preload", "modules": list(self._modules)}, _START_S) is None:
+                raise TaskError(f"the fork server of the test environment {self.environment} does not start")
         return server
 
     def _start(self, hash_seed: int) -> _Server:
@@ -303,21 +307,17 @@ class _Server:
         """Whether it can be asked."""
         return self._process.poll() is None
 
-    def ask(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
-        """One request, one answer.
-
-        Raises:
-            TaskError: the server died or does not answer; it is killed.
-        """
+    def ask(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any] | None:
+        """One request, one answer; None if the server died or does not answer, and it is then killed."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
             stdin.write((json.dumps(request) + "\n").encode())
             stdin.flush()
             answer: dict[str, Any] = json.loads(self._line(time.monotonic() + timeout_s))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, json.JSONDecodeError):
             self.close()
-            raise TaskError(f"the fork server of the test environment does not answer: {error}") from error
+            return None
         self.cpu_s = float(answer["cpu_s"])
         return answer
 
