@@ -1,0 +1,265 @@
+"""`deepswe eval`: any policy at the tasks of a split, through the one loop. Needs no torch.
+
+Attempts go to the run's own store. What is there already, under the same hash of all that matters, is not made again,
+so that a killed evaluation goes on where it was, and more attempts or tasks add to those that there are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepswe.config import Recipe
+from deepswe.envs.suites import OpenSuite, open_suite
+from deepswe.errors import ConfigError, DeepsweError
+from deepswe.evaluation.evaluations import config_hash, next_segment, phase_of, read_manifest, recorded, write_entry
+from deepswe.evaluation.summary import Row, summarise, used_by
+from deepswe.policy.base import Policy, Renderer
+from deepswe.policy.scripted import ByteRenderer
+from deepswe.progress import Progress
+from deepswe.rollout.reference import noop_policy, reference_policy
+from deepswe.rollout.scheduler import Batch, Scheduler
+from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.interrupt import run_to_end
+from deepswe.training.run import own_run
+from deepswe.types import Ending, Trajectory
+
+COUNTLESS = 1 << 40
+"""A limit on tokens that no stream of bytes reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much of an evaluation is to be made. None of it changes what an attempt does.
+
+    Attributes:
+        split: of the task set.
+        attempts: at each task.
+        limit: at most this many tasks; 0 takes all.
+        concurrency: attempts in flight; 0 takes as many as there can be sandboxes.
+        max_dollars: once this is spent no attempt is begun any more; 0 is no limit. Those in flight are finished.
+        max_wall_s: the same for the seconds of this process.
+    """
+
+    split: str
+    attempts: int
+    limit: int = 0
+    concurrency: int = 0
+    max_dollars: float = 0.0
+    max_wall_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """How an evaluation stands, for those who watch it.
+
+    Attributes:
+        planned, known: attempts in all, and those that an earlier process made.
+        trajectories: that there are.
+        dollars: spent, failed attempts included.
+        waiting_for: the last failure of an endpoint, "" after an answer.
+        stopped: why no further attempt is begun; "" while it goes on.
+    """
+
+    planned: int
+    known: int = 0
+    trajectories: list[Trajectory] = field(default_factory=list)
+    dollars: float = 0.0
+    waiting_for: str = ""
+    stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What an actor is given: the recipe, the open suite, the batch, the run's directory and the tally."""
+
+    recipe: Recipe
+    opened: OpenSuite
+    batch: Batch
+    run: Path
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """A way to act.
+
+    Attributes:
+        name: for people.
+        identity: what makes it this one and no other; part of the hash of the evaluation.
+        counts_tokens: the loop's limits on tokens hold for its stream; else it keeps them itself, or has none.
+        open: the policy and its renderer, for the length of a block.
+        fatal: a failure that every further attempt would meet, too; None while there is none.
+    """
+
+    name: str
+    identity: Mapping[str, Any]
+    counts_tokens: bool
+    open: Callable[[Stage], AbstractAsyncContextManager[tuple[Policy, Renderer]]]
+    fatal: Callable[[], DeepsweError | None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What came of it: where, under which phase, its table, and why it stopped early ("" if it did not)."""
+
+    run: Path
+    phase: str
+    table: Row
+    stopped: str
+
+
+def reference_actor() -> Actor:
+    """The suite's own solver, which knows the answers."""
+
+    @asynccontextmanager
+    async def act(stage: Stage) -> AsyncIterator[tuple[Policy, Renderer]]:
+        renderer = ByteRenderer()
+        yield reference_policy(stage.opened.suite, stage.batch, renderer, seed=stage.recipe.run.seed), renderer
+
+    return Actor("reference", {"kind": "reference"}, False, act)
+
+
+def noop_actor() -> Actor:
+    """Submits at once."""
+
+    @asynccontextmanager
+    async def act(stage: Stage) -> AsyncIterator[tuple[Policy, Renderer]]:
+        renderer = ByteRenderer()
+        yield noop_policy(renderer, stage.recipe.agent), renderer
+
+    return Actor("noop", {"kind": "noop"}, False, act)
+
+
+def run_evaluation(
+    recipe: Recipe,
+    plan: Plan,
+    actor: Actor,
+    *,
+    resume: bool,
+    progress: Progress,
+    watch: Callable[[Tally], None] = lambda tally: None,
+) -> Evaluation:
+    """Evaluate as planned, in the recipe's run directory.
+
+    Args:
+        recipe: tasks, agent, limits of an attempt.
+        plan: how much.
+        actor: who.
+        resume: go on in a directory that holds a run; attempts that it has are taken as they are.
+        progress: is told how far it is.
+        watch: is given the tally after each attempt.
+
+    Raises:
+        DeepsweError: also where no attempt at all could be made.
+    """
+    with own_run(recipe, resume=resume) as run:
+        return run_to_end(_evaluate(recipe, plan, actor, run.path, progress, watch))
+
+
+async def _evaluate(
+    recipe: Recipe, plan: Plan, actor: Actor, run: Path, progress: Progress, watch: Callable[[Tally], None]
+) -> Evaluation:
+    phase = phase_of(plan.split, config_hash(recipe, actor.identity))
+    store, begun = TrajectoryStore(run), time.monotonic()
+    async with open_suite(recipe, progress) as opened:
+        tasks = tuple(opened.suite.split(plan.split))[: plan.limit or None]
+        if not tasks:
+            raise ConfigError(f"the task set has no split {plan.split!r}, or it is empty")
+        batch = Batch(phase, 0, tasks, plan.attempts, recipe.evaluation.temperature)
+        tally = Tally(planned=len(tasks) * plan.attempts)
+        entry = _entry(recipe, plan, actor)
+        write_entry(run, phase, {**read_manifest(run).get(phase, {}), **entry})
+        progress.begin(f"{actor.name}: {plan.split}", tally.planned)
+        stage = Stage(recipe, opened, batch, run, tally)
+
+        def told() -> None:
+            progress.advance()
+            watch(tally)
+
+        await _attempt(stage, plan, actor, store, begun, told)
+    table = summarise(tally.trajectories, planned=tally.planned)
+    write_entry(run, phase, {**entry, "table": table, "stopped": tally.stopped})
+    return Evaluation(run, phase, table, tally.stopped)
+
+
+async def _attempt(
+    stage: Stage, plan: Plan, actor: Actor, store: TrajectoryStore, begun: float, told: Callable[[], None]
+) -> None:
+    """Make the attempts that are missing; the tally then holds all of the plan."""
+    tally, batch = stage.tally, stage.batch
+    wanted = {(attempt.task_id, attempt.attempt) for _, attempt in batch.plan(0)}
+    tally.dollars = sum(used_by(t).dollars for t in store.read(batch.phase))
+
+    def take(trajectory: Trajectory) -> None:
+        tally.trajectories.append(trajectory)
+        told()
+
+    known = [
+        t for t in recorded(store, batch.phase) if (t.task_id, t.attempt) in wanted and t.ending is not Ending.ERROR
+    ]
+    tally.known = len(known)
+    for trajectory in known:
+        take(trajectory)
+    if len(known) == len(wanted):
+        return
+    segment, salvaged = store.begin(batch.phase, next_segment(store, batch.phase), keep=True)
+    salvaged = tuple(t for t in salvaged if (t.task_id, t.attempt) in wanted)
+    tally.known += len(salvaged)
+    for trajectory in salvaged:
+        take(trajectory)
+
+    def record(trajectory: Trajectory) -> None:
+        segment.append(trajectory)
+        take(trajectory)
+
+    def go_on() -> bool:
+        if plan.max_dollars and tally.dollars >= plan.max_dollars:
+            tally.stopped = f"the budget of {plan.max_dollars:g} dollars is spent ({tally.dollars:.2f})"
+        elif plan.max_wall_s and time.monotonic() - begun >= plan.max_wall_s:
+            tally.stopped = f"the budget of {plan.max_wall_s:g} seconds is over"
+        return not tally.stopped and actor.fatal() is None
+
+    with segment:
+        async with actor.open(stage) as (policy, renderer):
+            scheduler = _scheduler(stage, plan, actor, policy, renderer)
+            await scheduler.collect(batch, known=(*known, *salvaged), record=record, go_on=go_on)
+        if (fatal := actor.fatal()) is not None:
+            raise fatal
+        segment.commit()
+
+
+def _scheduler(stage: Stage, plan: Plan, actor: Actor, policy: Policy, renderer: Renderer) -> Scheduler:
+    recipe, capacity = stage.recipe, stage.opened.capacity
+    lifted = recipe.rollout.model_copy(update={"max_tokens": COUNTLESS})
+    return Scheduler(
+        stage.opened.suite,
+        policy,
+        renderer,
+        rollout=recipe.rollout if actor.counts_tokens else lifted,
+        agent=recipe.agent,
+        concurrency=min(plan.concurrency or recipe.rollout.concurrency or capacity, capacity),
+        seed=recipe.run.seed,
+    )
+
+
+def _entry(recipe: Recipe, plan: Plan, actor: Actor) -> Row:
+    rollout = recipe.rollout
+    return {
+        "policy": {"name": actor.name, **actor.identity},
+        "split": plan.split,
+        "attempts": plan.attempts,
+        "limit": plan.limit,
+        "budget": {
+            "steps": rollout.max_steps,
+            "tokens": rollout.max_tokens,
+            "turn_tokens": rollout.max_turn_tokens,
+            "dollars": recipe.endpoint.max_dollars if actor.identity["kind"] == "endpoint" else 0.0,
+            "wall_s": rollout.trajectory_timeout_s,
+            "generation_s": rollout.generation_timeout_s,
+        },
+    }

@@ -1,0 +1,110 @@
+"""Evaluation of a model that somebody serves. Needs aiohttp (the extra `remote`)."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deepswe.config import EndpointConfig
+from deepswe.errors import ConfigError, DeepsweError, StoreError, boundary
+from deepswe.policy.base import Policy, Renderer
+from deepswe.policy.chat import ChatPolicy, Request
+from deepswe.policy.chat_answer import Style
+from deepswe.policy.chat_anthropic import AnthropicStyle
+from deepswe.policy.chat_http import open_transport
+from deepswe.policy.chat_openai import OpenAIStyle
+from deepswe.policy.scripted import ByteRenderer
+from deepswe.session.evaluate import Actor, Stage
+
+STYLES: dict[str, Callable[[], Style]] = {"openai": OpenAIStyle, "anthropic": AnthropicStyle}
+REQUESTS = "requests.jsonl"
+
+
+def endpoint_actor(config: EndpointConfig) -> Actor:
+    """The model behind the recipe's endpoint.
+
+    Raises:
+        ConfigError: it has no url or no model, or the environment variable of its key is not set.
+    """
+    for name in ("url", "model"):
+        if not getattr(config, name):
+            raise ConfigError(f"endpoint.{name} is empty; set it in the recipe, or as endpoint.{name}=...")
+    key = os.environ.get(config.key_env, "") if config.key_env else ""
+    if config.key_env and not key:
+        raise ConfigError(f"endpoint.key_env names {config.key_env}, which is not set in the environment; export it")
+    style = STYLES[config.style]()
+    policies: list[ChatPolicy] = []
+
+    @asynccontextmanager
+    async def act(stage: Stage) -> AsyncIterator[tuple[Policy, Renderer]]:
+        native = stage.recipe.agent.format == "native"
+        url = config.url.rstrip("/") + style.path
+        with _ledger(stage) as record:
+            async with open_transport(url, style.headers(key)) as transport:
+                policy = ChatPolicy(
+                    config,
+                    style,
+                    transport,
+                    tools=stage.opened.suite.tools() if native else (),
+                    max_tokens=stage.recipe.rollout.max_tokens,
+                    record=record,
+                )
+                policies.append(policy)
+                yield policy, ByteRenderer()
+
+    def fatal() -> DeepsweError | None:
+        return next((policy.refused for policy in policies if policy.refused is not None), None)
+
+    identity = {
+        "kind": "endpoint",
+        "url": config.url,
+        "model": config.model,
+        "style": config.style,
+        "options": config.options,
+        "max_dollars": config.max_dollars,
+    }
+    return Actor(config.model, identity, False, act, fatal)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line of the record; None for an empty or a torn one."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return row
+
+
+def spent(path: Path, phase: str) -> float:
+    """Dollars that the answers of a phase have cost, by the record of requests; a torn last line is left out."""
+    if not path.exists():
+        return 0.0
+    whole = path.read_bytes().rpartition(b"\n")[0]
+    rows = (row for row in map(_row, whole.splitlines()) if row is not None)
+    return math.fsum(row["usage"]["dollars"] for row in rows if row["usage"] and row["trajectory"].startswith(phase))
+
+
+@contextmanager
+def _ledger(stage: Stage) -> Iterator[Callable[[Request], None]]:
+    """Appends every try of a request, and keeps the tally's account of it, earlier processes' included."""
+    path, tally = stage.run / REQUESTS, stage.tally
+    tally.dollars = spent(path, stage.batch.phase + "/")
+    with boundary("evaluation.requests", StoreError), path.open("ab", buffering=0) as file:
+        if file.tell():
+            file.write(b"\n")  # after a line that a killed process may have left torn
+
+        def record(request: Request) -> None:
+            row = {"time_s": round(time.time(), 3), **asdict(request)}
+            file.write(json.dumps(row, separators=(",", ":")).encode("ascii") + b"\n")
+            if request.usage is not None:
+                tally.dollars += request.usage.dollars
+            tally.waiting_for = "" if request.outcome == "answered" else request.outcome
+
+        yield record
