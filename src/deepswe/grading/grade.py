@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 
 from deepswe.errors import DeepsweError, GradingError, boundary
@@ -19,6 +20,9 @@ from deepswe.sandbox.base import ExecResult, Sandbox
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import Grade, Graded, Ungraded
 
+Verdict = Callable[[ExecResult, Report, HiddenTests, frozenset[str]], Grade]
+"""Judges a finished test run: its result, its report, the wanted tests, and the ids of the sentinels among them."""
+
 APPLY_TIMEOUT_S = 60.0
 PATCH = "/tmp/patch.diff"
 _GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null", "LC_ALL": "C"}
@@ -29,7 +33,9 @@ _IN_THE_WAY = (errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST)
 """What a patch can do to the place of a hidden file."""
 
 
-async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop) -> Grade:
+async def grade(
+    patch: str, task: Task, hidden: HiddenTests, workshop: Workshop, *, verdict: Verdict | None = None
+) -> Grade:
     """What a patch is worth.
 
     The patch is applied to the pristine tree in a sandbox of its own. Test files, files that steer test runs and
@@ -37,6 +43,13 @@ async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop)
     are laid over, with tests among them that must fail (`deepswe.grading.sentinels`), and without expected values that
     can be kept out (`deepswe.grading.sealed`). Reward 1 needs a complete report
     in which each F2P and P2P test passed and none of those did.
+
+    Args:
+        patch: the work.
+        task: whose tree it is applied to.
+        hidden: the tests that judge it.
+        workshop: where sandboxes come from.
+        verdict: judges the finished test run in place of `decide`.
 
     Returns:
         `Graded` where the tests could be run, or could not because of the patch; `Ungraded` where the sandbox or the
@@ -50,12 +63,12 @@ async def grade(patch: str, task: Task, hidden: HiddenTests, workshop: Workshop)
             if reason:
                 return Graded(0.0, _statuses(Report(), hidden), f"the patch does not apply: {reason}")
             async with workshop.open(task, "grade") as sandbox:
-                return await _grade(sandbox, patch, task, hidden)
+                return await _grade(sandbox, patch, task, hidden, verdict or decide)
     except DeepsweError as error:
         return Ungraded(str(error), error.place or "grading")
 
 
-async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) -> Grade:
+async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests, verdict: Verdict) -> Grade:
     data = patch.encode("utf-8", "surrogateescape")
     with boundary("grading.tree", GradingError):
         if task.image is not None:
@@ -87,7 +100,7 @@ async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) 
             channel=True,
         )
     report = open_seals(read_report(result.channel, nonce), sealed.expected)
-    return decide(result, report, hidden, mixed.sentinels)
+    return verdict(result, report, hidden, mixed.sentinels)
 
 
 async def _apply(sandbox: Sandbox, patch: str, hidden: HiddenTests) -> str:
