@@ -745,6 +745,35 @@ class EngineConfig(Section):
         return self
 
 
+class ClusterConfig(Section):
+    """The machines that `deepswe plan` reckons with, and what a run is expected to be like; nothing else reads it."""
+
+    gpu: Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200"] = "cpu"
+    """What learner and engine run on; `deepswe plan` prints the figures of each that it reckons with."""
+    learner_gpus: PositiveInt = 1
+    """Processes that train together."""
+    engine_gpus: int = Field(default=0, ge=0)
+    """GPUs that sample and do nothing else; 0 samples on the learner's."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs of one copy of the engine's model."""
+    memory_gib: float = Field(default=0.0, ge=0)
+    """Memory of each GPU, or of the machine where `gpu` is `cpu`; 0 takes the usual one of that GPU, and this
+    machine's memory for `cpu`."""
+    usd_per_gpu_hour: float = Field(default=0.0, ge=0)
+    usd_per_core_hour: float = Field(default=0.0, ge=0)
+    """Of the cores that the sandboxes run on."""
+    length_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Mean length of a trajectory over `rollout.max_tokens`."""
+    sampled_share: Annotated[float, Field(gt=0, le=1)] = 0.4
+    """Share of a trajectory's tokens that are sampled; the rest are prompts and observations."""
+    turns_share: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Mean number of turns over `rollout.max_steps`."""
+    tool_s: float = Field(default=3.0, ge=0)
+    """Mean seconds of one tool call."""
+    longest: Annotated[float, Field(ge=1)] = 2.0
+    """The slowest trajectory of a step over the mean one; a synchronous step waits for it."""
+
+
 class Recipe(Section):
     """A whole run."""
 
@@ -762,6 +791,7 @@ class Recipe(Section):
     endpoint: EndpointConfig = EndpointConfig()
     engine: EngineConfig = EngineConfig()
     asynchrony: AsynchronyConfig = AsynchronyConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
