@@ -80,7 +80,8 @@ _UNREADABLE = frozenset(
      "missing_parameter", "unknown_parameter"}
 )  # fmt: skip
 _BEYOND = re.compile(
-    r"\b(?:edge|corner|bound\w+)[ -]?cases?\b|\bboundar\w+|\b(?:several|other|more|further|special) cases\b|\bwhat about\b"
+    r"\b(?:edge|corner|bound\w+)[ -]?cases?\b|\bboundar\w+|\b(?:several|other|more|further|special) cases\b"
+    r"|\bwhat about\b"
     r"|\b(?:empty|negative|zero|none|null|unicode|non-\w+|falsy|nested|deeper|missing|duplicate\w*|overflow|infinit\w+"
     r"|nan|huge|large|very long|whitespace|quoted|single element|invalid|without a|no newline)\b",
     re.IGNORECASE,
@@ -91,13 +92,13 @@ _ODD_INPUT = re.compile(
 _EDGE_TEXT = re.compile(r"parametrize|edge|corner|\bempty\b|unicode|for \w+(?:, ?\w+)* in [\[(]", re.IGNORECASE)
 _ASKING = re.compile(
     r"\bwhy\b|\bdebug|\btrace\b|\btraceback\b|\bstep through\b|\bintermediate\b|\bwhere (?:does|do|is|are) .*"
-    r"(?:lost|wrong|come|fail|happen)|\bwhich (?:line|of|branch|call)\b|\binspect\b|\blook at the (?:token|tree|code that"
-    r"|generated|ast|state)|\bwhat .* (?:looks like|contains) internally",
+    r"(?:lost|wrong|come|fail|happen)|\bwhich (?:line|of|branch|call)\b|\binspect\b|\blook at the (?:token|tree"
+    r"|code that|generated|ast|state)|\bwhat .* (?:looks like|contains) internally",
     re.IGNORECASE,
 )
 _TRACING = re.compile(
-    r"\bpdb\b|breakpoint\(|set_trace|-m trace\b|--tb=(?:long|short)|--showlocals|--pdb|settrace|\bdis\.dis\(|faulthandler"
-    r"|_pprint|print_tree|traceback\.print|logging\.basicConfig|\bstrace\b|\bgdb\b|cProfile|print\(['\"](?:DEBUG|>>>)"
+    r"\bpdb\b|breakpoint\(|set_trace|-m trace\b|--tb=(?:long|short)|--showlocals|--pdb|settrace|\bdis\.dis\("
+    r"|faulthandler|_pprint|print_tree|traceback\.print|logging\.basicConfig|\bstrace\b|\bgdb\b|cProfile|print\(['\"](?:DEBUG|>>>)"
 )
 _PRINTING = re.compile(
     r"\bprint\(.*|console\.(?:log|error)\(|breakpoint\(\)|set_trace\(|eprintln!|fmt\.Print|logging\.debug\("
@@ -273,8 +274,8 @@ def _run(command: Command, script: str, thought: str, attempt: _Attempt, failed:
         return Seen(Action.RUN_TESTS, "runs what showed the issue", _cut(command.text), failed=failed)
     if any(attempt.own[path] is Action.EDGE_TEST for path in own):
         return Seen(Action.EDGE_TEST, "runs its file of further cases", _cut(command.text), failed=failed)
-    if found := _beyond(thought, code):
-        return Seen(Action.EDGE_TEST, "inputs beyond the issue's", _cut(found), failed=failed)
+    if further := _beyond(thought, code):
+        return Seen(Action.EDGE_TEST, "inputs beyond the issue's", _cut(further), failed=failed)
     return Seen(Action.RUN_TESTS, "runs code after an edit", _cut(command.text), failed=failed)
 
 

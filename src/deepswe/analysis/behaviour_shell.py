@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 
 class Purpose(IntEnum):
@@ -187,7 +188,7 @@ def _unwrapped(words: list[str]) -> list[str]:
 
 def _inline_code(words: Sequence[str]) -> str:
     if words and (_PYTHON.match(words[0]) or _INTERPRETER.match(words[0])):
-        for flag, code in zip(words, words[1:], strict=False):
+        for flag, code in pairwise(words):
             if flag in ("-c", "-e", "--eval", "-p", "-r"):
                 return code
     return ""
@@ -227,7 +228,7 @@ def _is_test(words: Sequence[str], name: str) -> bool:
     if name in _TEST_RUNNERS or any(tuple([name, *rest[1:]][: len(known)]) == known for known in _TEST_WORDS):
         return True
     if _PYTHON.match(name):
-        module = next((second for first, second in zip(rest, rest[1:], strict=False) if first == "-m"), "")
+        module = next((second for first, second in pairwise(rest) if first == "-m"), "")
         script = next((word for word in rest[1:] if not word.startswith("-")), "")
         return module.partition(".")[0] in _TEST_MODULES or script.rpartition("/")[2] in ("runtests.py", "run_tests.py")
     return name in ("runtests.py", "run_tests.sh", "runtests.sh", "run_tests.py")

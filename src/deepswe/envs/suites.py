@@ -66,7 +66,7 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
     cache = LayerCache(default_cache_root(os.environ))
     async with SandboxPool(recipe.sandbox, recipe.run.name) as pool:
         # A thread, so that an interrupt does not wait for a build.
-        tasks = await asyncio.to_thread(_build, recipe.tasks, cache, progress)
+        tasks = await asyncio.to_thread(build_tasks, recipe.tasks, cache, progress)
         check_runnable(tasks, recipe.sandbox.backend, cache)
         await pool.check(next((task.image.name for task in tasks.tasks if task.image is not None), ""))
         workshop = Workshop(pool.open, cache.path, limits_of(recipe.sandbox), {"run": recipe.run.name})
@@ -103,7 +103,12 @@ def check_runnable(tasks: TaskSet, backend: str, cache: LayerCache) -> None:
                 )
 
 
-def _build(tasks: MicroTasks | BundledTasks | TaskSetTasks, cache: LayerCache, progress: Progress) -> TaskSet:
+def build_tasks(tasks: MicroTasks | BundledTasks | TaskSetTasks, cache: LayerCache, progress: Progress) -> TaskSet:
+    """The tasks that a recipe names, generated, built into the cache, or read from their file.
+
+    Raises:
+        DeepsweError: they cannot be.
+    """
     if isinstance(tasks, MicroTasks):
         return micro_task_set(tasks)
     if isinstance(tasks, TaskSetTasks):
