@@ -1,4 +1,4 @@
-"""`python -m tests.endpoint_server`: serve until ended; prints the address."""
+"""`python -m tests.endpoint_server`: serve until ended; prints the address and the key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 
 from deepswe.config import MicroTasks
 from tests.endpoint_server.faults import Faults
-from tests.endpoint_server.server import Endpoint, serve
+from tests.endpoint_server.server import KEY, Endpoint, serve
 from tests.endpoint_server.solver import Solver
 
 
@@ -22,7 +22,7 @@ async def main() -> None:
     tasks = MicroTasks(train=given.train, heldout=given.heldout, unseen=0)
     endpoint = Endpoint(Solver(tasks), Faults(given.faults, given.lies), slow_s=given.slow_s)
     async with serve(endpoint) as url:
-        print(url, flush=True)
+        print(url, KEY, flush=True)
         await asyncio.Event().wait()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -153,15 +154,16 @@ def _block_events(index: int, block: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def _stream(request: web.Request, events: list[dict[str, Any]], fault: str) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
     kept = events[: len(events) // 2] if fault in ("cut", "event") else events
-    for event in kept:
-        await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-    if fault == "event":
-        await response.write(b"data: {broken\n\n")
-    elif fault != "cut":
-        await response.write(b"data: [DONE]\n\n")
-    await response.write_eof()
+    with contextlib.suppress(ConnectionResetError):
+        await response.prepare(request)
+        for event in kept:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        if fault == "event":
+            await response.write(b"data: {broken\n\n")
+        elif fault != "cut":
+            await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
     return response
 
 

@@ -64,7 +64,8 @@ def evaluate(
     if as_json:
         print(json.dumps({"run": str(done.run), "phase": done.phase, "stopped": done.stopped, **done.table}))
     else:
-        show(evaluation_tables(f"{actor.name} on {plan.split}", done.table), f"{done.run} {done.phase}")
+        spent = f"  {done.spent:.4f} dollars spent in all" if done.spent else ""
+        show(evaluation_tables(f"{actor.name} on {plan.split}", done.table), f"{done.run}:{done.phase}{spent}")
     if done.stopped:
         typer.echo(f"deepswe: stopped early: {done.stopped}; go on with --resume and a larger budget", err=True)
 

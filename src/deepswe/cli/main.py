@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from deepswe import __version__
-from deepswe.cli import audit, evaluate, rank, report, reproduce, rollout, sandbox, tasks, train
+from deepswe.cli import audit, compare, evaluate, leaderboard, rank, report, reproduce, rollout, sandbox, tasks, train
 from deepswe.errors import DeepsweError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(rollout.rollout)
 app.command("eval")(evaluate.evaluate)
+app.command()(compare.compare)
+app.command()(leaderboard.leaderboard)
 app.command()(report.report)
 app.command()(reproduce.reproduce)
 app.command()(rank.rank)

@@ -105,11 +105,19 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What came of it: where, under which phase, its table, and why it stopped early ("" if it did not)."""
+    """What came of it.
+
+    Attributes:
+        run, phase: where.
+        table: as of `summarise`.
+        spent: dollars, of attempts that do not count (killed, or ended by the infrastructure) as well.
+        stopped: why it stopped early; "" if it did not.
+    """
 
     run: Path
     phase: str
     table: Row
+    spent: float
     stopped: str
 
 
@@ -184,7 +192,7 @@ async def _evaluate(
         await _attempt(stage, plan, actor, store, begun, told)
     table = summarise(tally.trajectories, planned=tally.planned)
     write_entry(run, phase, {**entry, "table": table, "stopped": tally.stopped})
-    return Evaluation(run, phase, table, tally.stopped)
+    return Evaluation(run, phase, table, tally.dollars, tally.stopped)
 
 
 async def _attempt(

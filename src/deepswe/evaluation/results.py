@@ -1,0 +1,199 @@
+"""Results that can be set side by side: of a run of ours, of a published list, of a report of SWE-bench's evaluation.
+
+A published list names the tasks that were resolved and counts all; a report of the official evaluation lists tasks by
+what became of them. Both say nothing about the budget, which is then unknown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepswe.errors import ConfigError, StoreError
+from deepswe.evaluation.evaluations import PREFIX, latest, read_manifest
+from deepswe.evaluation.metrics import Outcomes, outcomes_by_task
+from deepswe.rollout.store import TrajectoryStore
+
+NOT_MODELS = ("imitation", "reference", "noop")
+"""Phases in which nobody is evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The limits of one attempt; 0 is no limit, None unknown."""
+
+    steps: int | None = None
+    tokens: int | None = None
+    turn_tokens: int | None = None
+    dollars: float | None = None
+    wall_s: float | None = None
+    generation_s: float | None = None
+
+    def unequal(self, other: Budget) -> dict[str, tuple[Any, Any]]:
+        """Limits that differ, or that one side does not tell: name -> both values."""
+        ours, theirs = asdict(self), asdict(other)
+        return {name: (ours[name], theirs[name]) for name in ours if ours[name] is None or ours[name] != theirs[name]}
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What somebody reached.
+
+    Attributes:
+        name: for people.
+        outcomes: task -> one number an attempt with a verdict; empty for a task that has none.
+        budget: of one attempt.
+        unlisted: tasks that were not solved and that the source does not name.
+        tags: task -> what it can be grouped by, such as {"repo": ...}.
+    """
+
+    name: str
+    outcomes: Outcomes
+    budget: Budget = Budget()
+    unlisted: int = 0
+    tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Tasks, those without a name included."""
+        return len(self.outcomes) + self.unlisted
+
+    def complete(self, tasks: Iterable[str]) -> Results:
+        """With those of `tasks` that it does not name as not solved; never more than are unlisted.
+
+        Raises:
+            ConfigError: they are too many to be among its own.
+        """
+        missing = [task for task in dict.fromkeys(tasks) if task not in self.outcomes]
+        if not self.unlisted or not missing:
+            return self
+        if len(missing) > self.unlisted:
+            raise ConfigError(
+                f"{self.name} leaves {self.unlisted} of its {self.total} tasks unnamed, and {len(missing)} tasks of "
+                "the other side are not named in it: they are not of one task set"
+            )
+        outcomes = {**self.outcomes, **dict.fromkeys(missing, (0.0,))}
+        return Results(self.name, outcomes, self.budget, self.unlisted - len(missing), self.tags)
+
+
+def load_results(spec: str) -> Results:
+    """Read what `spec` names.
+
+    Args:
+        spec: RUN or RUN:PHASE for a run directory of ours, or the path of a JSON file: a published list
+            ({resolved, total}), a report of SWE-bench's evaluation ({resolved_ids, ...}), or one report a task
+            ({TASK: {resolved}}). NAME=... before it gives it a name.
+
+    Raises:
+        ConfigError: there is nothing of the kind, or several evaluations and none is named.
+        StoreError: a record cannot be read.
+    """
+    label, _, rest = spec.partition("=") if "=" in spec.partition("/")[0] else ("", "", spec)
+    path = Path(rest)
+    if path.is_file():
+        return read_report(path, name=label)
+    directory, _, phase = rest.rpartition(":") if ":" in rest and not path.exists() else (rest, "", "")
+    if (Path(directory) / "trajectories").is_dir():
+        return _of_run(Path(directory), phase, label)
+    raise ConfigError(f"{rest} is no run directory and no JSON file of results; give RUN, RUN:PHASE or a file")
+
+
+def _of_run(run: Path, phase: str, label: str) -> Results:
+    store = TrajectoryStore(run)
+    there = [name for name in dict.fromkeys(name for name, _ in store.segments()) if not name.startswith(NOT_MODELS)]
+    chosen = phase or _only(run, there)
+    if chosen not in there:
+        raise ConfigError(f"{run} has no phase {chosen!r}; it has {', '.join(there) or 'none'}")
+    trajectories = latest(store.read(chosen))
+    entry = read_manifest(run).get(chosen, {})
+    name = label or (f"{run.name} ({entry['policy']['name']})" if entry else f"{run.name}:{chosen}")
+    return Results(
+        name,
+        {task: tuple(scores) for task, scores in outcomes_by_task(trajectories).items()},
+        Budget(**entry["budget"]) if entry else _recipe_budget(run),
+        tags={trajectory.task_id: trajectory.tags for trajectory in trajectories},
+    )
+
+
+def _only(run: Path, there: list[str]) -> str:
+    """The phase that is meant where none is named: the only evaluation, or what training ended with."""
+    evaluations = [name for name in there if name.startswith(PREFIX)]
+    last = [name for name in there if name.startswith("after_")]
+    for candidates in (evaluations, last, there):
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            break
+    raise ConfigError(
+        f"{run} has the phases {', '.join(there) or 'none'}; name one, such as {run}:{(there or ['?'])[0]}"
+    )
+
+
+def _recipe_budget(run: Path) -> Budget:
+    """Of an evaluation inside a training run, by its recipe."""
+    try:
+        rollout = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["rollout"]
+        return Budget(
+            steps=rollout["max_steps"],
+            tokens=rollout["max_tokens"],
+            turn_tokens=rollout["max_turn_tokens"],
+            dollars=0.0,
+            wall_s=rollout["trajectory_timeout_s"],
+            generation_s=rollout["generation_timeout_s"],
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise StoreError(f"{run}/recipe.json cannot be read ({error}), so that the budget is unknown") from error
+
+
+def read_report(path: Path, *, name: str = "") -> Results:
+    """A published list, or a report of SWE-bench's evaluation; see `load_results`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON ({error}); give a file of results") from error
+    title = name or path.name.removesuffix(".json").removesuffix(".results")
+    if isinstance(record, dict) and isinstance(record.get("resolved"), list):
+        return _published(path, record, title)
+    if isinstance(record, dict) and isinstance(record.get("resolved_ids"), list):
+        return _official(record, title)
+    if (
+        isinstance(record, dict)
+        and record
+        and all(isinstance(row, dict) and "resolved" in row for row in record.values())
+    ):
+        return Results(title, {str(task): (float(bool(row["resolved"])),) for task, row in record.items()})
+    raise ConfigError(f"{path} is no list of resolved tasks and no report of SWE-bench's evaluation")
+
+
+def _published(path: Path, record: Mapping[str, Any], title: str) -> Results:
+    resolved = [str(task) for task in record["resolved"]]
+    total = record.get("total", record.get("total_instances"))
+    named = {str(task) for key in ("generated", "no_generation", "no_logs") for task in record.get(key) or ()}
+    outcomes = dict.fromkeys(sorted(named), (0.0,)) | dict.fromkeys(sorted(resolved), (1.0,))
+    if not isinstance(total, int) or total < len(outcomes) or len(set(resolved)) != len(resolved):
+        raise ConfigError(
+            f"{path} lists {len(resolved)} resolved tasks of {total!r} in all; check its total and its list"
+        )
+    return Results(str(record.get("submission") or title), outcomes, unlisted=total - len(outcomes))
+
+
+def _official(record: Mapping[str, Any], title: str) -> Results:
+    """A task whose evaluation failed, or was never made, has no verdict; one without a patch is not solved."""
+    outcomes: dict[str, tuple[float, ...]] = {}
+    for key, scores in (
+        ("submitted_ids", ()),
+        ("incomplete_ids", ()),
+        ("error_ids", ()),
+        ("empty_patch_ids", (0.0,)),
+        ("unresolved_ids", (0.0,)),
+        ("resolved_ids", (1.0,)),
+    ):
+        outcomes |= {str(task): scores for task in record.get(key) or ()}
+    return Results(title, dict(sorted(outcomes.items())))
