@@ -149,6 +149,17 @@ async def _lay_and_commit(sandbox: Sandbox, task: Task) -> Snapshot:
     return await commit_tree(sandbox)
 
 
+def completions(calls: Generator[ToolCall, str, None], agent: AgentConfig) -> Generator[str, str, None]:
+    """A script's calls as the turns of an agent; each observation goes back to the script."""
+    try:
+        call = next(calls)
+        while True:
+            observation = yield render_call(call, agent.format, TOOLS)
+            call = calls.send(observation)
+    except StopIteration:
+        return
+
+
 @dataclass(slots=True)
 class GradingCounts:
     """How verdicts came about.
@@ -185,7 +196,7 @@ class SweSuite:
         """
         self.tasks = tasks
         self.counts = GradingCounts()
-        self._workshop = workshop
+        self.workshop = workshop
         self._agent = agent
         self._solver = solver
         self._reuse = reuse_verdicts
@@ -202,7 +213,7 @@ class SweSuite:
         async def grader(patch: str) -> Grade:
             return await self.grade(task, patch)
 
-        return SweEnv(task, self._workshop, self._agent, grader)
+        return SweEnv(task, self.workshop, self._agent, grader)
 
     def rehearse(self, task: Task, *, seed: int) -> Environment:
         """A new attempt in memory, not graded; for tasks without a base layer whose solver runs no commands."""
@@ -218,16 +229,7 @@ class SweSuite:
         """The reference solver's completions; a generator that is sent each observation."""
         if self._solver is None:
             return None
-        return self._completions(self._solver(task, self._hidden(task), seed))
-
-    def _completions(self, calls: Generator[ToolCall, str, None]) -> Generator[str, str, None]:
-        try:
-            call = next(calls)
-            while True:
-                observation = yield render_call(call, self._agent.format, TOOLS)
-                call = calls.send(observation)
-        except StopIteration:
-            return
+        return completions(self._solver(task, self._hidden(task), seed), self._agent)
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The declarations of the agent's tools."""
@@ -260,10 +262,10 @@ class SweSuite:
             return self._verdicts[key]
         self.counts.runs += 1
         if not self._reuse:
-            return await grade(patch, task, hidden, self._workshop)
+            return await grade(patch, task, hidden, self.workshop)
         self._grading[key] = asyncio.Event()
         try:
-            verdict = await grade(patch, task, hidden, self._workshop)
+            verdict = await grade(patch, task, hidden, self.workshop)
             if isinstance(verdict, Graded):
                 self._verdicts[key] = verdict
         finally:
