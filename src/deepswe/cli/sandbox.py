@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -58,6 +57,8 @@ def list_all(
     as_json: AsJson = False,
 ) -> None:
     """List the sandboxes of every run on this machine, engine or cluster."""
+    import asyncio
+
     from deepswe.config import load_sandbox
     from deepswe.sandbox.census import list_sandboxes
 
@@ -82,6 +83,8 @@ def reap(
     as_json: AsJson = False,
 ) -> None:
     """End the sandboxes that are expired or whose owners are dead, and remove what those left."""
+    import asyncio
+
     from deepswe.config import load_sandbox
     from deepswe.sandbox.census import reap as reap_all
 
