@@ -640,6 +640,10 @@ class EmbeddedPolicy:
         finally:
             self._resume()
 
+    async def publish(self, version: int) -> None:
+        """The shared weights are those of `version` now; called inside `updating`."""
+        self.version = version
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """`updating` for code outside the event loop; blocks the calling thread for at most one pass."""

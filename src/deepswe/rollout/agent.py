@@ -23,6 +23,9 @@ REHEARSED = Verdict(Ungraded("not graded: a rehearsal", "rehearsal"))
 """The verdict on an attempt that nobody asked to grade."""
 
 
+CUT = "rollout.cut"
+"""The place of the grade of an attempt that was ended from outside."""
+
 _ENDED = {
     "timeout": ("generation_timeout", Ending.GENERATION_TIMEOUT),
     "context": ("max_context", Ending.MAX_CONTEXT),
@@ -76,6 +79,11 @@ def strip_thinking(text: str) -> str:
     return _THOUGHT.sub("", text)
 
 
+def was_cut(trajectory: Trajectory) -> bool:
+    """Whether it was ended from outside."""
+    return isinstance(trajectory.grade, Ungraded) and trajectory.grade.place == CUT
+
+
 async def run_attempt(
     env: Environment,
     policy: Policy,
@@ -119,7 +127,7 @@ async def run_attempt(
             if graded and isinstance(grade, Ungraded):
                 ending, error = Ending.ERROR, grade.error
     except TimeoutError:  # of the leash: every other one is made an error of its place
-        ending, grade = Ending.ENV_TIMEOUT, Ungraded(f"cut: {cut.reason}", "rollout.cut")
+        ending, grade = Ending.ENV_TIMEOUT, Ungraded(f"cut: {cut.reason}", CUT)
     except DeepsweError as failure:
         error = str(failure)
         grade = Ungraded(error, failure.place or "rollout")

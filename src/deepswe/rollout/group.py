@@ -1,4 +1,4 @@
-"""Groups: the attempts at one task in one step. A group is never split."""
+"""Groups: the attempts at one task that were drawn together. A group is never split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepswe.types import Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All attempts at one task in one batch, in the order of their attempt numbers."""
+    """All attempts at one task that one step drew, in the order of their attempt numbers."""
 
     task_id: str
     trajectories: tuple[Trajectory, ...]
@@ -22,18 +22,19 @@ class Group:
 
 
 def form_groups(trajectories: Iterable[Trajectory]) -> tuple[Group, ...]:
-    """Collect trajectories by task, sorted by task and attempt, so that the order they finished in does not matter.
+    """Collect trajectories by the step that drew them and by task, sorted, so that the order in which they finished
+    does not matter.
 
     Raises:
         ValueError: two trajectories have the same key.
     """
-    by_task: dict[str, dict[int, Trajectory]] = {}
+    drawn: dict[tuple[int, str], dict[int, Trajectory]] = {}
     for trajectory in trajectories:
-        attempts = by_task.setdefault(trajectory.task_id, {})
+        attempts = drawn.setdefault((trajectory.step, trajectory.task_id), {})
         if trajectory.attempt in attempts:
             raise ValueError(f"attempt {trajectory.attempt} of task {trajectory.task_id} is in the batch twice")
         attempts[trajectory.attempt] = trajectory
     return tuple(
         Group(task_id, tuple(attempts[number] for number in sorted(attempts)))
-        for task_id, attempts in sorted(by_task.items())
+        for (_, task_id), attempts in sorted(drawn.items())
     )

@@ -12,8 +12,9 @@ from deepswe.envs.base import HasId, Suite
 from deepswe.errors import RunError
 from deepswe.policy.base import Policy, Renderer
 from deepswe.rollout.agent import run_attempt
-from deepswe.rollout.attempt import Attempt, derive_seed
+from deepswe.rollout.attempt import Attempt, Cut, derive_seed
 from deepswe.rollout.canaries import canary_tags
+from deepswe.rollout.slots import Slots
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
 
@@ -55,7 +56,7 @@ class Scheduler:
     """Runs batches of attempts.
 
     Args:
-        concurrency: attempts in flight at once.
+        concurrency: attempts in flight at once, whatever asks for them.
         seed: of the run; each attempt's own seed derives from it.
         rehearsal: attempts are made in the suite's rehearsal environments and not graded.
     """
@@ -73,8 +74,8 @@ class Scheduler:
         rehearsal: bool = False,
     ) -> None:
         self._suite, self._policy, self._renderer = suite, policy, renderer
-        self._rollout, self._agent = rollout, agent
-        self._concurrency, self._seed = concurrency, seed
+        self._agent = agent
+        self.slots, self.seed, self.rollout = Slots(concurrency), seed, rollout
         self._open = suite.rehearse if rehearsal else suite.open
         self._graded = not rehearsal
 
@@ -98,16 +99,17 @@ class Scheduler:
             RunError: every attempt of the batch was ended by the infrastructure; quotes the first failure.
         """
         done = {(t.task_id, t.attempt): t for t in known}
-        plan = batch.plan(self._seed)
+        plan = batch.plan(self.seed)
         todo = [(task, attempt) for task, attempt in plan if (attempt.task_id, attempt.attempt) not in done]
 
         async def one(task: HasId, attempt: Attempt) -> None:
-            trajectory = await self._attempt(task, attempt, batch.retried)
+            async with self.slots.held():
+                trajectory = await self.attempt(task, attempt, batch.retried)
             record(trajectory)
             done[attempt.task_id, attempt.attempt] = trajectory
 
         names = [attempt.name for _, attempt in todo]
-        async with self._policy.cohort(names, width=self._concurrency):
+        async with self._policy.cohort(names, width=self.slots.capacity):
             await self._stream(todo, one, go_on)
         keys = ((attempt.task_id, attempt.attempt) for _, attempt in plan)
         trajectories = tuple(done[key] for key in keys if key in done)
@@ -132,21 +134,34 @@ class Scheduler:
                 await one(task, attempt)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self._concurrency, len(todo))):
+            for _ in range(min(self.slots.capacity, len(todo))):
                 group.create_task(worker())
 
-    async def _attempt(self, task: HasId, attempt: Attempt, retried: frozenset[Ending]) -> Trajectory:
+    async def attempt(
+        self, task: HasId, attempt: Attempt, retried: frozenset[Ending], cut: Cut | None = None
+    ) -> Trajectory:
+        """One attempt, made again while it ends in one of `retried`, at most `rollout.max_retries` times.
+
+        The caller holds one of `slots`.
+
+        Args:
+            task, attempt: which.
+            retried: endings after which it is made again.
+            cut: ends it from outside, see `run_attempt`; it is not made again then.
+        """
+        cut = cut or Cut()
         while True:
             trajectory = await run_attempt(
                 self._open(task, seed=attempt.seed),
                 self._policy,
                 self._renderer,
                 attempt,
-                rollout=self._rollout,
+                rollout=self.rollout,
                 agent=self._agent,
                 graded=self._graded,
+                cut=cut,
             )
-            if trajectory.ending not in retried or attempt.retries >= self._rollout.max_retries:
+            if cut.reason or trajectory.ending not in retried or attempt.retries >= self.rollout.max_retries:
                 return replace(trajectory, tags={**self._suite.describe(task), **canary_tags(trajectory)})
             attempt = replace(attempt, retries=attempt.retries + 1)
 

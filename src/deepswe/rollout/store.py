@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
@@ -121,13 +121,16 @@ class TrajectoryStore:
     def __init__(self, run: Path) -> None:
         self.directory = run / "trajectories"
 
-    def begin(self, phase: str, step: int, *, keep: bool) -> tuple[Segment, tuple[Trajectory, ...]]:
+    def begin(
+        self, phase: str, step: int, *, keep: bool, settled: Collection[str] = ()
+    ) -> tuple[Segment, tuple[Trajectory, ...]]:
         """Open the segment of a batch.
 
         Args:
             phase, step: the batch.
             keep: take up what a killed process recorded of this batch; otherwise that goes to `abandoned`. Attempts
                 that the infrastructure ended are not taken up: it may be whole again.
+            settled: ids of tasks whose attempts are taken up whatever their ending, since they were trained on.
 
         Returns:
             The segment, and the trajectories already in it.
@@ -140,7 +143,7 @@ class TrajectoryStore:
             raise StoreError(f"{committed} is committed already; a batch is recorded once")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            found = self._salvage(partial) if keep else self._abandon(partial)
+            found = self._salvage(partial, settled) if keep else self._abandon(partial)
         except OSError as error:
             raise StoreError(f"{self.directory} cannot be written: {error.strerror}") from error
         return Segment(partial, committed), found
@@ -151,6 +154,14 @@ class TrajectoryStore:
         if not path.exists():
             return None
         return tuple(sorted(self._read(path), key=lambda trajectory: trajectory.key))
+
+    def recorded(self, phase: str, step: int) -> tuple[Trajectory, ...]:
+        """What is whole of a batch, committed or in flight; it may be nothing."""
+        partial, committed = self._paths(phase, step)
+        if committed.exists() or not partial.exists():
+            return self.committed(phase, step) or ()
+        data = partial.read_bytes()
+        return tuple(load_trajectory(line) for line in data[: data.rfind(b"\n") + 1].splitlines())
 
     def segments(self) -> tuple[tuple[str, int], ...]:
         """(phase, step) of each committed batch, sorted."""
@@ -177,7 +188,7 @@ class TrajectoryStore:
                 except StoreError as error:
                     raise StoreError(f"{path}:{number}: {error}") from error
 
-    def _salvage(self, partial: Path) -> tuple[Trajectory, ...]:
+    def _salvage(self, partial: Path, settled: Collection[str]) -> tuple[Trajectory, ...]:
         if not partial.exists():
             return ()
         data = partial.read_bytes()
@@ -185,7 +196,7 @@ class TrajectoryStore:
         if len(whole) < len(data):
             os.truncate(partial, len(whole))
         found = tuple(load_trajectory(line) for line in whole.splitlines())
-        kept = tuple(trajectory for trajectory in found if trajectory.ending is not Ending.ERROR)
+        kept = tuple(t for t in found if t.ending is not Ending.ERROR or t.task_id in settled)
         if len(kept) < len(found):
             self._attic(partial).write_bytes(whole)
             write_atomically(partial, b"".join(dump_trajectory(trajectory) for trajectory in kept))

@@ -2,7 +2,8 @@
 
 Exact resume: which tasks a step attempts and every seed are pure functions of the recipe and the step, and a step's
 trajectories are committed before its update. So after a kill the loop goes back to the last checkpoint and repeats only
-updates, on the recorded trajectories; at most the batch in flight is made again.
+updates, on the recorded trajectories; at most the batch in flight is made again. With a `Flow` attempts go on while the
+learner trains; which groups a step trained is recorded then, too.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from deepswe.envs.base import HasId
 from deepswe.errors import ConfigError
 from deepswe.progress import Progress
 from deepswe.rollout.attempt import derive_seed
+from deepswe.rollout.flow import Flow, FlowPlan
 from deepswe.rollout.group import Group, form_groups
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.tasks.difficulty import draw as draw_places
 from deepswe.training.health import clip_warning, findings
-from deepswe.training.learner import Learner
 from deepswe.training.metrics import MetricsLog, Row
 from deepswe.types import Ending, Trajectory
 
@@ -47,14 +48,50 @@ Counters = Callable[[], Mapping[str, int]]
 """Running counts of a suite, such as test runs; the loop logs how much each grew in a step."""
 
 
-class Updatable(Protocol):
-    """An engine that samples from the very weights that the learner changes."""
+Update = Callable[..., Awaitable[dict[str, float]]]
+"""Runs the learner's `update` with these arguments, off the event loop."""
 
-    version: int
+
+class Updatable(Protocol):
+    """An engine whose weights follow the learner's."""
 
     def updating(self) -> AbstractAsyncContextManager[None]:
-        """Nothing is sampled inside."""
+        """The learner trains inside; an engine that shares its weights samples nothing then."""
         ...
+
+    async def publish(self, version: int) -> None:
+        """From now on sample from the learner's present weights, which are those of `version`.
+
+        Raises:
+            PolicyError: the engine did not take them.
+        """
+        ...
+
+
+class Trains(Protocol):
+    """A learner, as far as the loop knows it; see `deepswe.training.learner.Learner`."""
+
+    @property
+    def version(self) -> int:
+        """Updates so far."""
+        ...
+
+    def update(self, groups: Sequence[Sequence[Trajectory]], *, measure_start: bool = False) -> dict[str, float]:
+        """Train on a batch of groups; a row of numbers, `seconds` among them."""
+        ...
+
+
+def flow_plan(recipe: Recipe) -> FlowPlan:
+    """What asynchronous rollouts of a recipe make."""
+    rollout = recipe.rollout
+    return FlowPlan(
+        PHASE,
+        recipe.training.steps,
+        rollout.tasks_per_step,
+        rollout.group_size,
+        rollout.temperature,
+        recipe.algorithm.endings.retried,
+    )
 
 
 def choose_tasks(
@@ -121,7 +158,7 @@ class TrainingLoop:
         tasks: Sequence[HasId],
         *,
         scheduler: Scheduler,
-        learner: Learner,
+        learner: Trains,
         engine: Updatable,
         store: TrajectoryStore,
         metrics: MetricsLog,
@@ -130,8 +167,12 @@ class TrainingLoop:
         evaluate: Evaluate,
         save: SaveCheckpoint,
         weights: Sequence[float] = (),
+        flow: Flow | None = None,
+        in_thread: Update = asyncio.to_thread,
     ) -> None:
         self._recipe, self._tasks, self._weights = recipe, tasks, weights
+        self._flow, self._in_thread = flow, in_thread
+        self._background: asyncio.TaskGroup | None = None
         self._scheduler, self._learner, self._engine = scheduler, learner, engine
         self._store, self._metrics, self._progress = store, metrics, progress
         self._counters, self._evaluate, self._save = counters, evaluate, save
@@ -143,6 +184,13 @@ class TrainingLoop:
             self._progress.say(f"note: {warning}")
         self._progress.begin("training", config.steps)
         self._progress.advance(start)
+        if self._flow is None:
+            return await self._run_steps(start)
+        async with self._flow.running() as self._background:
+            return await self._run_steps(start)
+
+    async def _run_steps(self, start: int) -> int:
+        config = self._recipe.training
         spent = sum(row["seconds"] for row in self._metrics.find("train") if row["step"] <= start)
         saved = step = start
         # The process before may have been killed between a checkpoint and the evaluation that was due with it; what is
@@ -164,23 +212,30 @@ class TrainingLoop:
     async def _evaluate_if_due(self, step: int) -> None:
         every = self._recipe.evaluation.every
         if every and step and step % every == 0 and step < self._recipe.training.steps:
-            await self._evaluate("step", step)
+            if self._background is None:
+                await self._evaluate("step", step)
+            else:  # beside the training, with the weights that come meanwhile
+                self._background.create_task(self._evaluation(step))
+
+    async def _evaluation(self, step: int) -> None:
+        await self._evaluate("step", step)
 
     async def _step(self, step: int) -> Row:
         rollout, every = self._recipe.rollout, self._recipe.algorithm.kl_start_every
-        begun, counted = time.monotonic(), dict(self._counters())
-        draws = await self._sample(step)
-        rollout_s = time.monotonic() - begun
+        begun, counted = _now(), dict(self._counters())
+        draws = [await self._flow.batch(step)] if self._flow else await self._sample(step)
+        rollout_s = _now() - begun
         groups = tuple(group for draw in draws for group in draw)
         chosen = groups if len(draws) == 1 else fill_batch(groups, self._select(groups), rollout.tasks_per_step)
         async with self._engine.updating():
             # A thread, so that the event loop goes on.
-            update = await asyncio.to_thread(
+            update = await self._in_thread(
                 self._learner.update,
                 [group.trajectories for group in chosen],
                 measure_start=every > 0 and (step + 1) % every == 0,
             )
-            self._engine.version = self._learner.version
+            learnt = _now()
+            await self._engine.publish(self._learner.version)
         row = {
             "kind": "train",
             "step": step + 1,
@@ -188,9 +243,10 @@ class TrainingLoop:
             **{name: value for name, value in update.items() if name != "seconds"},
             **{name: value - counted.get(name, 0) for name, value in self._counters().items()},
             "draws": len(draws),
+            **({**self._flow.row(step, groups), "publish_s": _now() - learnt} if self._flow else {}),
             "rollout_s": rollout_s,
             "learner_s": update["seconds"],
-            "seconds": time.monotonic() - begun,
+            "seconds": _now() - begun,
             "time_s": time.time(),
         }
         row["warnings"] = self._check(row)
@@ -280,3 +336,8 @@ def _mean(trajectories: Sequence[Trajectory], value: Callable[[Trajectory], floa
 
 def _note(row: Row) -> str:
     return f"reward {row['reward_mean']:.2f}  entropy {row['entropy']:.2f}  {row['seconds']:.0f} s/step"
+
+
+def _now() -> float:
+    """The event loop's clock, in seconds: the machine's, or a simulation's."""
+    return asyncio.get_running_loop().time()
