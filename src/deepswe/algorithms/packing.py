@@ -131,7 +131,7 @@ class MicroBatch:
         return replace(self, **{name: value.to(device) for name, value in held.items() if value is not None})
 
 
-def split_by_tokens(lengths: Sequence[int], budget: int, *, packed: bool = False) -> list[list[int]]:
+def split_by_tokens(lengths: Sequence[int], budget: int, *, packed: bool = False, multiple: int = 1) -> list[list[int]]:
     """Partition the indices of `lengths` into micro-batches, longest first, of at most `budget` tokens.
 
     Padded, these are rows x longest. Packed, they are the sum; each sample goes into the first row with room for it.
@@ -141,9 +141,14 @@ def split_by_tokens(lengths: Sequence[int], budget: int, *, packed: bool = False
         lengths: tokens of each sample.
         budget: most tokens of a micro-batch, padding included.
         packed: how they will be collated.
+        multiple: their number is a multiple of it where there are samples enough: the costliest are halved, so that
+            as many processes have the same number each.
     """
-    if packed:
-        return _first_fit(lengths, budget)
+    batches = _first_fit(lengths, budget) if packed else _padded(lengths, budget)
+    return _halved(batches, lengths, multiple, packed=packed)
+
+
+def _padded(lengths: Sequence[int], budget: int) -> list[list[int]]:
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     batches: list[list[int]] = []
     for index in order:
@@ -151,6 +156,25 @@ def split_by_tokens(lengths: Sequence[int], budget: int, *, packed: bool = False
             batches[-1].append(index)
         else:
             batches.append([index])
+    return batches
+
+
+def _halved(batches: list[list[int]], lengths: Sequence[int], multiple: int, *, packed: bool) -> list[list[int]]:
+    """The same samples in more micro-batches, until their number is a multiple or none can be divided."""
+
+    def cost(batch: Sequence[int]) -> int:
+        if len(batch) < 2:
+            return 0
+        return sum(lengths[index] for index in batch) if packed else len(batch) * lengths[batch[0]]
+
+    while len(batches) % multiple:
+        place = max(range(len(batches)), key=lambda at: cost(batches[at]))
+        batch = batches[place]
+        if len(batch) < 2:
+            break
+        middle = len(batch) // 2
+        halves = [batch[0::2], batch[1::2]] if packed else [batch[:middle], batch[middle:]]
+        batches = [*batches[:place], *halves, *batches[place + 1 :]]
     return batches
 
 

@@ -9,7 +9,20 @@ from typing import NoReturn
 import typer
 
 from deepswe import __version__
-from deepswe.cli import audit, compare, evaluate, leaderboard, rank, report, reproduce, rollout, sandbox, tasks, train
+from deepswe.cli import (
+    audit,
+    compare,
+    evaluate,
+    leaderboard,
+    plan,
+    rank,
+    report,
+    reproduce,
+    rollout,
+    sandbox,
+    tasks,
+    train,
+)
 from deepswe.errors import DeepsweError
 
 app = typer.Typer(
@@ -21,6 +34,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(train.train)
+app.command()(plan.plan)
 app.command()(rollout.rollout)
 app.command("eval")(evaluate.evaluate)
 app.command()(compare.compare)

@@ -144,8 +144,8 @@ def _numbered(text: str) -> str:
     return "".join(f"{number}\t{line}" for number, line in enumerate(text.splitlines(keepends=True), 1))
 
 
-def build_model(config: ScratchModel, tokenizer: Any, *, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 model with tied embeddings and weights drawn from `seed`.
+def scratch_config(config: ScratchModel, *, vocabulary: int) -> Qwen3Config:
+    """The architecture of a model from scratch.
 
     Raises:
         ConfigError: the hidden size is no multiple of the heads, or these are none of the key-value heads.
@@ -155,8 +155,8 @@ def build_model(config: ScratchModel, tokenizer: Any, *, seed: int) -> Qwen3ForC
             f"model.scratch: hidden_size {config.hidden_size} must be a multiple of heads {config.heads}, and heads "
             f"one of key_value_heads {config.key_value_heads}"
         )
-    settings = Qwen3Config(
-        vocab_size=len(tokenizer),
+    return Qwen3Config(
+        vocab_size=vocabulary,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_hidden_layers=config.layers,
@@ -166,11 +166,19 @@ def build_model(config: ScratchModel, tokenizer: Any, *, seed: int) -> Qwen3ForC
         max_position_embeddings=_POSITIONS,
         tie_word_embeddings=True,
         use_cache=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         initializer_range=INITIAL_DEVIATION,
     )
+
+
+def build_model(config: ScratchModel, tokenizer: Any, *, seed: int) -> Qwen3ForCausalLM:
+    """A Qwen3 model with tied embeddings and weights drawn from `seed`.
+
+    Raises:
+        ConfigError: the hidden size is no multiple of the heads, or these are none of the key-value heads.
+    """
+    settings = scratch_config(config, vocabulary=len(tokenizer))
+    settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(settings)

@@ -82,20 +82,16 @@ def save_checkpoint(
     Raises:
         TrainingError: it could not be written (a full disk, say); the checkpoints before it are untouched.
     """
-    final = directory / f"step-{step:08d}"
-    temporary = directory / f".{final.name}.tmp"
+    final, temporary = _places(directory, step)
     try:
         with boundary("training.checkpoint", TrainingError):
-            _sweep(directory)
-            temporary.mkdir(parents=True)
+            begin(directory, step)
             with (temporary / _LEARNER).open("wb") as file:
                 torch.save(dict(learner_state), file)
-            (temporary / _STATE).write_text(json.dumps(dict(state), indent=2) + "\n", encoding="utf-8")
             for part in (model, tokenizer):
                 if part is not None:
                     part.save_pretrained(temporary / _EXPORT)
-            _seal(temporary, step)
-            _publish(temporary, final)
+            return finish(directory, step, state=state, keep=keep)
     except TrainingError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         kept = latest(directory)
@@ -104,9 +100,31 @@ def save_checkpoint(
             + (f"{kept.path} is intact: " if kept else "")
             + "make room or fix the directory, then resume"
         ) from error
+
+
+def begin(directory: Path, step: int) -> Path:
+    """A temporary directory for the checkpoint of a step; what killed processes left is removed."""
+    _sweep(directory)
+    temporary = _places(directory, step)[1]
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def finish(directory: Path, step: int, *, state: Mapping[str, Any], keep: int) -> Checkpoint:
+    """Seal what stands in the temporary directory, publish it, and remove all but the `keep` newest."""
+    final, temporary = _places(directory, step)
+    (temporary / _STATE).write_text(json.dumps(dict(state), indent=2) + "\n", encoding="utf-8")
+    _seal(temporary, step)
+    _publish(temporary, final)
     for old in all_checkpoints(directory)[:-keep]:
         shutil.rmtree(old.path, ignore_errors=True)
     return Checkpoint(final, step)
+
+
+def _places(directory: Path, step: int) -> tuple[Path, Path]:
+    """Where the checkpoint of a step comes to stand, and where it is written first."""
+    final = directory / f"step-{step:08d}"
+    return final, directory / f".{final.name}.tmp"
 
 
 def latest(directory: Path) -> Checkpoint | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from deepswe.algorithms.packing import MicroBatch
 from deepswe.errors import TrainingError
+from deepswe.training.forward_head import is_plain, score_by_head
 
 LOGITS_PER_CHUNK = 1 << 25
-"""Logits alive at once (128 MiB in float32): longer batches compute the head in chunks, and again in the backward."""
+"""Logits alive at once (128 MiB in float32): longer batches compute the head in chunks, and again in the backward. Four
+times as many on a GPU, where a chunk must be large enough that reading the matrix is not what takes the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,11 @@ class TokenScorer:
 
     The decoder runs on the padded batch without an attention mask (the padding is on the right). The head runs on
     the positions that predict a trained token, in chunks, so that memory does not grow with vocabulary x length.
-    Where decoder and head do not compose to the model's own logits (a soft cap, a scale), which is tried once on two
-    tokens, the whole model runs instead. The model stays in its mode; call `eval()` for a policy without dropout.
+    Where decoder and head do not compose to the model's own logits (a soft cap, a scale), the whole model runs
+    instead. The model stays in its mode; call `eval()` for a policy without dropout.
+
+    Attributes:
+        run: what a call runs; `forward`, unless the one who shards the model has put a wrapper around it.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class TokenScorer:
         bfloat16: bool = False,
         values: nn.Module | None = None,
         entropy_gradient: bool = False,
+        composed: bool | None = None,
     ) -> None:
         """Args:
         model: with `get_output_embeddings()`, as every `transformers` causal LM has.
@@ -70,6 +78,7 @@ class TokenScorer:
         bfloat16: run the forward pass under autocast; parameters stay float32.
         values: a head from hidden states to values; None for no values.
         entropy_gradient: whether the entropies carry a gradient.
+        composed: what `composes(model)` said, where this process cannot try it; None tries it.
 
         Raises:
             TrainingError: the model is no causal LM, or has no hidden states for the value head.
@@ -79,7 +88,9 @@ class TokenScorer:
         self.bfloat16 = bfloat16
         self._values = values
         self._entropy_gradient = entropy_gradient
-        self._decoder, self._head = _parts(model)
+        self._head = _output_embeddings(model)
+        self._decoder = _decoder(model) if (composes(model) if composed is None else composed) else None
+        self.run: Callable[[MicroBatch], tuple[Tensor, Tensor, Tensor | None]] = self.forward
         if values is not None and self._decoder is None:
             raise TrainingError(
                 f"{type(model).__name__} does not give the hidden states under its logits, which a value head needs; "
@@ -88,23 +99,31 @@ class TokenScorer:
 
     def __call__(self, batch: MicroBatch) -> TokenScores:
         """Score the trained tokens of `batch`."""
+        return TokenScores(*self.run(batch))
+
+    def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The fields of the scores of `batch`, as a plain tuple."""
         predicting_BT = batch.mask_BT[:, 1:]
         targets_N = batch.tokens_BT[:, 1:][predicting_BT]
         places = {} if batch.position_BT is None else {"position_ids": batch.position_BT}
         with self._autocast(batch.tokens_BT.device):
             if self._decoder is None:
                 logits_NV = _logits(self.model, batch.tokens_BT, **places)[:, :-1][predicting_BT]
-                return TokenScores(*self._score(logits_NV, targets_N))
+                return (*self._score(logits_NV, targets_N), None)
             hidden_BTH = self._decoder(input_ids=batch.tokens_BT, use_cache=False, **places).last_hidden_state
             hidden_NH = hidden_BTH[:, :-1][predicting_BT]
-            logp_N, entropy_N = self._score_in_chunks(hidden_NH, targets_N)
+            logp_N, entropy_N = self.score_hidden(hidden_NH, targets_N)
             value_N = None if self._values is None else self._values(hidden_NH)[:, 0].to(logp_N.dtype)
-            return TokenScores(logp_N, entropy_N, value_N)
+            return logp_N, entropy_N, value_N
 
-    def _score_in_chunks(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        rows = max(1, LOGITS_PER_CHUNK // _vocabulary(self._head))
+    def score_hidden(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(log-probs of the targets, entropies), from the hidden states under their logits."""
+        limit = LOGITS_PER_CHUNK * (1 if hidden_NH.device.type == "cpu" else 4)
+        rows = max(1, limit // _vocabulary(self._head))
         if len(targets_N) <= rows:
             return self._score_chunk(hidden_NH, targets_N)
+        if is_plain(self._head) and not self._entropy_gradient:
+            return score_by_head(self._head, hidden_NH, targets_N, temperature=self.temperature, rows=rows)
         parts: list[tuple[Tensor, Tensor]] = [
             checkpoint(self._score_chunk, hidden, targets, use_reentrant=False)
             for hidden, targets in zip(torch.split(hidden_NH, rows), torch.split(targets_N, rows), strict=True)
@@ -143,18 +162,57 @@ def _vocabulary(head: nn.Module) -> int:
     return weight.shape[0]
 
 
-def _parts(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:
-    """(decoder, head), the decoder None where the two do not compose to the model's logits."""
-    head = _output_embeddings(model)
+def checkpoint_layers(model: nn.Module) -> None:
+    """Keep of each layer of the decoder only its input, and compute the rest again in the backward pass; in place.
+
+    Around the layer's own `forward`, so that hooks on the module (FSDP's) stay outside, and in any mode of the model
+    (that of `transformers` acts in training mode alone).
+    """
+    for layer in layers_of(model):
+        layer.forward = partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The decoder's layers: the longest list of modules of one class.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    alike = [modules for modules in lists if len({type(module) for module in modules}) == 1]
+    if not alike:
+        raise TrainingError(
+            f"{type(model).__name__} has no list of layers, which training.activation_checkpointing and training by "
+            "several processes need"
+        )
+    return max(alike, key=len)
+
+
+def _decoder(model: nn.Module) -> nn.Module | None:
     decoder = getattr(model, getattr(model, "base_model_prefix", "") or "model", None)
-    if not isinstance(decoder, nn.Module) or decoder is model:
-        return None, head
+    return decoder if isinstance(decoder, nn.Module) and decoder is not model else None
+
+
+@torch.no_grad()
+def composes(model: nn.Module) -> bool:
+    """Try on two tokens whether decoder and head, one after the other, give the model's own logits.
+
+    Raises:
+        TrainingError: the model has no head.
+    """
+    head, decoder = _output_embeddings(model), _decoder(model)
+    if decoder is None:
+        return False
     probe_BT = torch.tensor([[0, 1]], device=next(model.parameters()).device)
-    with torch.no_grad():
-        whole = _logits(model, probe_BT)
-        composed = head(decoder(input_ids=probe_BT, use_cache=False).last_hidden_state)
-    same = whole.shape == composed.shape and torch.allclose(whole, composed, rtol=1e-4, atol=1e-4)
-    return (decoder if same else None), head
+    whole = _logits(model, probe_BT)
+    composed = head(decoder(input_ids=probe_BT, use_cache=False).last_hidden_state)
+    return whole.shape == composed.shape and torch.allclose(whole, composed, rtol=1e-4, atol=1e-4)
 
 
 def _output_embeddings(model: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from deepswe.config import ImitationConfig, TrainingConfig
 from deepswe.errors import TrainingError
 from deepswe.policy.base import Renderer
 from deepswe.training.forward import TokenScorer, check_packing
-from deepswe.training.learner import make_mini_batch
+from deepswe.training.learner_batch import make_mini_batch
 from deepswe.training.optimiser import Decay, Optimiser
 from deepswe.types import Message, TokenSpan, Trajectory
 

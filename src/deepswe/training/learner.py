@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from deepswe.algorithms.advantages import gae_of_sequence, whitened
-from deepswe.algorithms.filters import Selection, age, select_groups
+from deepswe.algorithms.advantages import gae_of_sequence
+from deepswe.algorithms.filters import Selection, select_groups
 from deepswe.algorithms.losses import (
-    DENOMINATORS,
     PolicyLoss,
     clipped_policy_loss,
     importance_weights,
@@ -26,76 +26,15 @@ from deepswe.algorithms.losses import (
     reinforce_loss,
     value_loss,
 )
-from deepswe.algorithms.packing import (
-    MicroBatch,
-    TrainingSample,
-    collate,
-    make_samples,
-    padding_share,
-    split_by_tokens,
-)
+from deepswe.algorithms.packing import MicroBatch, make_samples
 from deepswe.config import AlgorithmConfig, TrainingConfig
 from deepswe.errors import TrainingError
-from deepswe.training.forward import TokenScorer, ValueHead, check_packing
+from deepswe.training.forward import TokenScorer, TokenScores, ValueHead, check_packing, checkpoint_layers, composes
+from deepswe.training.learner_batch import MiniBatch, Prepared, emptied, make_mini_batch, share_actions, whiten
+from deepswe.training.learner_metrics import Sums, advantage_row, age_row, batch_row, explained, moments
 from deepswe.training.optimiser import Optimiser
+from deepswe.training.sharded import KeptWeights, Shards
 from deepswe.types import Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class MiniBatch:
-    """The samples of one optimiser update, already cut into micro-batches.
-
-    Attributes:
-        batches: micro-batches, padded or packed.
-        denominators: for each micro-batch, the denominator of each of its tokens; taken over all samples.
-        samples, tokens, trained_tokens: in all, without padding.
-        padding_share: of the computed tokens.
-    """
-
-    batches: list[MicroBatch]
-    denominators: list[Tensor]
-    samples: int
-    tokens: int
-    trained_tokens: int
-    padding_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A micro-batch with everything about it that an update does not change; per trained token.
-
-    Attributes:
-        old_logp_N: the denominator of the ratio; None means the current log-probs themselves.
-        weight_N: importance weights, if any.
-        start_logp_N: log-probs under the weights at the start of RL, if they are needed.
-        target_N, action_N: targets of the values, and the weight of each in the value loss.
-    """
-
-    batch: MicroBatch
-    denominator_N: Tensor
-    old_logp_N: Tensor | None = None
-    weight_N: Tensor | None = None
-    start_logp_N: Tensor | None = None
-    target_N: Tensor | None = None
-    action_N: Tensor | None = None
-
-
-@dataclass
-class _Sums:
-    """Token statistics of one `update`, added over micro-batches and mini-batches."""
-
-    values: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-    def add(self, **amounts: float) -> None:
-        for name, amount in amounts.items():
-            self.values[name] += amount
-
-    def raise_to(self, **amounts: float) -> None:
-        for name, amount in amounts.items():
-            self.values[name] = max(self.values[name], amount)
-
-    def mean(self, name: str, over: str) -> float:
-        return self.values[name] / self.values[over] if self.values[over] else 0.0
 
 
 class Learner:
@@ -113,13 +52,18 @@ class Learner:
         max_tokens: int,
         temperature: float = 1.0,
         bfloat16: bool = False,
+        shards: Shards | None = None,
+        full: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Args:
         model: float32 parameters; trained in place.
         config, algorithm: the recipe's sections.
         max_tokens: `rollout.max_tokens`, the constant length when `algorithm.length` is 0.
         temperature: at which the sampler drew and gave log-probs.
-        bfloat16: forward pass under autocast.
+        bfloat16: forward pass under autocast; with shards, these say it.
+        shards: the processes that train together, each with a learner made alike and given the same calls; the model
+            is sharded in place. None trains in this process alone.
+        full: the whole weights, on process 0 alone, where other processes have the model on the meta device.
 
         Raises:
             TrainingError: the model is not in float32, no causal LM, or cannot do what the configuration asks for.
@@ -129,13 +73,18 @@ class Learner:
         self.algorithm = algorithm
         self._length = algorithm.length or max_tokens
         self._values = ValueHead.on(model) if algorithm.advantage == "gae" else None
+        self._shards = shards
+        self._device = next(model.parameters()).device if shards is None else shards.device
+        composed = _tried(model, config, algorithm, shards)
         self._make_scorer: Callable[..., TokenScorer] = lambda scored, **options: TokenScorer(
-            scored, temperature=temperature, bfloat16=bfloat16, **options
+            scored, temperature=temperature, bfloat16=bfloat16 and shards is None, composed=composed, **options
         )
         self._scorer = self._make_scorer(model, values=self._values, entropy_gradient=algorithm.entropy_coefficient > 0)
-        self._start: TokenScorer | None = None
-        if config.packing == "packed":
-            check_packing(model)
+        self._start: Callable[[MicroBatch], TokenScores] | None = None
+        if config.activation_checkpointing:
+            checkpoint_layers(model)
+        if shards is not None:
+            shards.shard(model, self._scorer, full=full)
         self._optimiser = Optimiser(
             model if self._values is None else nn.ModuleList([model, self._values]),
             peak=config.learning_rate,
@@ -162,6 +111,11 @@ class Learner:
 
         Where it is needed and was never called, the first update keeps the weights before it.
         """
+        if self._shards is not None:
+            self._start = KeptWeights(self.model, self._scorer)
+            for name, shard in (weights or {}).items():
+                self._start.shards[name].copy_(shard)
+            return
         start = copy.deepcopy(self.model)
         if weights is not None:
             start.load_state_dict(weights)
@@ -198,25 +152,31 @@ class Learner:
         selections = select_groups(groups, self.algorithm, version=version)
         parts = _split_evenly(selections, self.config.updates_per_step)
         minis = [mini for part in parts if (mini := self._mini_batch(part)) is not None]
-        sums = _Sums()
+        sums = Sums()
         prepared = self._prepare(minis, sums, measure_start=measure_start)
         for _ in range(self.config.epochs):
             for micros in prepared:
                 self._apply(micros, sums)
+        if self._shards is not None:
+            sums = self._together(sums, self._shards)
+        whole = [mini.batches for mini in minis] if self._shards else [[m.batch for m in ms] for ms in prepared]
         return {
             **self._learnt(sums),
             "learning_rate": rate,
-            **_advantage_row([micro.batch.advantage_N for micros in prepared for micro in micros]),
-            **_age_row(selections, version),
-            **_batch_row(minis, selections),
+            **advantage_row([batch.advantage_N for batches in whole for batch in batches]),
+            **age_row(selections, version),
+            **batch_row(minis, selections),
             "updates": sums.values["updates"],
             "seconds": time.perf_counter() - started,
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything for an exact resume but the start of RL: weights, optimiser, schedule, random state."""
+        """Everything for an exact resume but the start of RL: weights, optimiser, schedule, random state.
+
+        With shards, the shards of this process; `deepswe.training.checkpoint_sharded` writes them.
+        """
         return {
-            "model": self.model.state_dict(),
+            "model": self.model.state_dict() if self._shards is None else get_model_state_dict(self.model),
             **({} if self._values is None else {"values": self._values.state_dict()}),
             "optimiser": self._optimiser.state_dict(),
             "rng": torch.get_rng_state(),
@@ -224,7 +184,10 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a saved state; the weights are copied into the module in place."""
-        self.model.load_state_dict(state["model"])
+        if self._shards is not None:
+            set_model_state_dict(self.model, state["model"])
+        else:
+            self.model.load_state_dict(state["model"])
         if self._values is not None:
             self._values.load_state_dict(state["values"])
         self._optimiser.load_state_dict(state["optimiser"])
@@ -244,12 +207,13 @@ class Learner:
             trajectories=sum(selection.counts["total"] for selection in selections),
             length=self._length,
             budget=self.config.tokens_per_microbatch,
-            device=next(self.model.parameters()).device,
+            device=self._device,
             packed=self.config.packing == "packed",
+            multiple=1 if self._shards is None else self._shards.size,
         )
 
     @torch.no_grad()
-    def _prepare(self, minis: Sequence[MiniBatch], sums: _Sums, *, measure_start: bool) -> list[list[_Prepared]]:
+    def _prepare(self, minis: Sequence[MiniBatch], sums: Sums, *, measure_start: bool) -> list[list[Prepared]]:
         """Old log-probs, importance weights, values and the start's log-probs, all before the first update."""
         algorithm = self.algorithm
         updates = len(minis) * self.config.epochs
@@ -259,8 +223,9 @@ class Learner:
         for mini in minis:
             actions = 0
             micros = []
-            for batch, denominator_N in zip(mini.batches, mini.denominators, strict=True):
-                made = _Prepared(batch, denominator_N)
+            pairs = list(zip(mini.batches, mini.denominators, strict=True))
+            for batch, denominator_N in pairs if self._shards is None else self._shards.share(pairs, emptied):
+                made = Prepared(batch, denominator_N)
                 if own or algorithm.importance != "none" or self._values is not None:
                     scores = self._scorer(batch)
                     made = self._with_old(made, scores.logp_N, sums, keep=own)
@@ -273,10 +238,10 @@ class Learner:
                 if start is not None:
                     made = replace(made, start_logp_N=start(batch).logp_N)
                 micros.append(made)
-            prepared.append([_shared(micro, actions) for micro in micros])
-        return _whiten(prepared) if algorithm.whiten else prepared
+            prepared.append([share_actions(micro, actions) for micro in micros])
+        return whiten(prepared) if algorithm.whiten else prepared
 
-    def _with_old(self, made: _Prepared, logp_N: Tensor, sums: _Sums, *, keep: bool) -> _Prepared:
+    def _with_old(self, made: Prepared, logp_N: Tensor, sums: Sums, *, keep: bool) -> Prepared:
         batch, algorithm = made.batch, self.algorithm
         cap, floor = algorithm.importance_cap, algorithm.importance_floor
         weight_N = importance_weights(
@@ -287,7 +252,7 @@ class Learner:
             sums.add(importance=float(weight_N.sum()), importance_bound=float(outside_N.sum()), weighed=len(weight_N))
         return replace(made, old_logp_N=logp_N if keep else None, weight_N=weight_N)
 
-    def _with_values(self, made: _Prepared, value_N: Tensor) -> _Prepared:
+    def _with_values(self, made: Prepared, value_N: Tensor) -> Prepared:
         """Advantages, targets and beginnings of actions; until here the batch's advantages are rewards."""
         batch, algorithm = made.batch, self.algorithm
         advantage_N, target_N = torch.zeros_like(value_N), torch.zeros_like(value_N)
@@ -307,17 +272,18 @@ class Learner:
         batch = replace(batch, advantage_N=advantage_N)
         return replace(made, batch=batch, target_N=target_N, action_N=action_N)
 
-    def _start_scorer(self) -> TokenScorer:
+    def _start_scorer(self) -> Callable[[MicroBatch], TokenScores]:
         if self._start is None:
             self.set_start()
         assert self._start is not None
         return self._start
 
-    def _apply(self, micros: Sequence[_Prepared], sums: _Sums) -> None:
+    def _apply(self, micros: Sequence[Prepared], sums: Sums) -> None:
         for micro in micros:
             loss = self._loss(micro, sums)
             value = float(loss.detach())
-            if not math.isfinite(value):
+            # With shards, what is not finite here shows in the norm of the gradient on every process at once.
+            if not math.isfinite(value) and self._shards is None:
                 self._optimiser.clear()
                 raise TrainingError(
                     f"the loss of update {self.version + 1} is {value}; the weights are unchanged: resume from the "
@@ -328,7 +294,13 @@ class Learner:
             sums.add(loss=value)
         sums.add(grad_norm=self._optimiser.step(), updates=1)
 
-    def _loss(self, micro: _Prepared, sums: _Sums) -> Tensor:
+    def _together(self, sums: Sums, shards: Shards) -> Sums:
+        """The sums of all processes; what each has of a whole update is not added."""
+        common = {name: sums.values.pop(name, 0.0) for name in ("grad_norm", "updates")}
+        added = shards.add(sums.values, greatest=sums.greatest)
+        return Sums(defaultdict(float, added | common))
+
+    def _loss(self, micro: Prepared, sums: Sums) -> Tensor:
         algorithm, batch = self.algorithm, micro.batch
         scores = self._scorer(batch)
         policy = self._policy_loss(micro, scores.logp_N)
@@ -346,7 +318,7 @@ class Learner:
         if scores.value_N is not None and micro.target_N is not None and micro.action_N is not None:
             error = value_loss(scores.value_N, micro.target_N, micro.action_N)
             loss = loss + algorithm.value_coefficient * error
-            sums.add(value_loss=float(error.detach()), **_moments(scores.value_N.detach(), micro.target_N))
+            sums.add(value_loss=float(error.detach()), **moments(scores.value_N.detach(), micro.target_N))
         sums.add(
             tokens=len(detached_N),
             entropy=float(scores.entropy_N.detach().sum()),
@@ -358,7 +330,7 @@ class Learner:
         sums.raise_to(ratio_max=float(policy.ratio_max))
         return loss
 
-    def _policy_loss(self, micro: _Prepared, logp_N: Tensor) -> PolicyLoss:
+    def _policy_loss(self, micro: Prepared, logp_N: Tensor) -> PolicyLoss:
         algorithm, batch = self.algorithm, micro.batch
         if algorithm.ratio == "none":
             return reinforce_loss(logp_N, batch.advantage_N, micro.denominator_N, weight_N=micro.weight_N)
@@ -374,7 +346,7 @@ class Learner:
             weight_N=micro.weight_N,
         )
 
-    def _learnt(self, sums: _Sums) -> dict[str, float]:
+    def _learnt(self, sums: Sums) -> dict[str, float]:
         row = {
             "loss": sums.mean("loss", "updates"),
             "grad_norm": sums.mean("grad_norm", "updates"),
@@ -388,123 +360,23 @@ class Learner:
             row["importance_bound"] = sums.mean("importance_bound", "weighed")
         if self._values is not None:
             row["value_loss"] = sums.mean("value_loss", "updates")
-            row["value_explained"] = _explained(sums)
+            row["value_explained"] = explained(sums)
         return row
 
 
-def make_mini_batch(
-    trajectories_samples: Sequence[Sequence[TrainingSample]],
-    *,
-    normalisation: str,
-    trajectories: int,
-    length: int,
-    budget: int,
-    device: torch.device,
-    packed: bool = False,
-) -> MiniBatch:
-    """Cut samples into micro-batches; the denominators are those of all of them together.
-
-    Args:
-        trajectories_samples: the samples of each trajectory; at least one of them has a trained token. Those without
-            are left out.
-        normalisation: a key of `DENOMINATORS`.
-        trajectories: of the mini-batch before filtering.
-        length: the constant length.
-        budget: tokens of a micro-batch, padding included.
-        device: where the micro-batches go.
-        packed: samples stand end to end in a row instead of one a row.
-    """
-    kept = [[sample for sample in samples if sample.trained] for samples in trajectories_samples]
-    kept = [samples for samples in kept if samples]
-    trained = [sum(sample.trained for sample in samples) for samples in kept]
-    of_trajectory = DENOMINATORS[normalisation](trained, trajectories=trajectories, length=length)
-    denominators = torch.tensor([of_trajectory[owner] for owner, samples in enumerate(kept) for _ in samples])
-    samples = [sample for samples in kept for sample in samples]
-    lengths = [sample.length for sample in samples]
-    split = split_by_tokens(lengths, budget, packed=packed)
-    batches = [collate([samples[index] for index in indices], packed=packed) for indices in split]
-    return MiniBatch(
-        batches=[batch.to(device) for batch in batches],
-        denominators=[
-            denominators[indices][batch.row_N].to(device) for indices, batch in zip(split, batches, strict=True)
-        ],
-        samples=len(samples),
-        tokens=sum(lengths),
-        trained_tokens=sum(trained),
-        padding_share=0.0 if packed else padding_share(lengths, split),
-    )
-
-
-def _shared(micro: _Prepared, actions: int) -> _Prepared:
-    """The weight of each action in the value loss, so that all of a mini-batch add up to 1."""
-    return micro if micro.action_N is None else replace(micro, action_N=micro.action_N / actions)
-
-
-def _whiten(prepared: Sequence[Sequence[_Prepared]]) -> list[list[_Prepared]]:
-    """The advantages of all trained tokens of a batch at mean 0 and deviation 1."""
-    held = [micro.batch.advantage_N for micros in prepared for micro in micros]
-    values = iter(whitened([value for advantage_N in held for value in advantage_N.tolist()]))
-    made: list[list[_Prepared]] = []
-    for micros in prepared:
-        made.append([])
-        for micro in micros:
-            old_N = micro.batch.advantage_N
-            new_N = torch.tensor([next(values) for _ in range(len(old_N))], dtype=old_N.dtype, device=old_N.device)
-            made[-1].append(replace(micro, batch=replace(micro.batch, advantage_N=new_N)))
-    return made
-
-
-def _moments(value_N: Tensor, target_N: Tensor) -> dict[str, float]:
-    """Sums for the explained variance of the values."""
-    wide_N, error_N = target_N.double(), (target_N - value_N).double()
-    return {
-        "targets": float(wide_N.sum()),
-        "targets_squared": float((wide_N**2).sum()),
-        "errors": float(error_N.sum()),
-        "errors_squared": float((error_N**2).sum()),
-        "valued": float(len(target_N)),
-    }
-
-
-def _explained(sums: _Sums) -> float:
-    """1 - Var(target - value) / Var(target); 0 where the targets are all equal."""
-    spread = sums.mean("targets_squared", "valued") - sums.mean("targets", "valued") ** 2
-    left = sums.mean("errors_squared", "valued") - sums.mean("errors", "valued") ** 2
-    return 1.0 - left / spread if spread > 1e-12 else 0.0
-
-
-def _advantage_row(advantages: Sequence[Tensor]) -> dict[str, float]:
-    """Mean, deviation, least and largest over trained tokens; zeros where there are none."""
-    names = ("advantage_mean", "advantage_std", "advantage_min", "advantage_max")
-    if not advantages:
-        return dict.fromkeys(names, 0.0)
-    all_N = torch.cat([advantage_N.double() for advantage_N in advantages])
-    mean, std = float(all_N.mean()), float(all_N.std(correction=0))
-    return dict(zip(names, (mean, std, float(all_N.min()), float(all_N.max())), strict=True))
-
-
-def _age_row(selections: Sequence[Selection], version: int) -> dict[str, float]:
-    """Updates between sampling and training, over the trained trajectories; zeros where there are none."""
-    ages = [age(scored.trajectory, version) for selection in selections for scored in selection.scored]
-    return {"age_mean": sum(ages) / len(ages) if ages else 0.0, "age_max": float(max(ages, default=0))}
-
-
-def _batch_row(minis: Sequence[MiniBatch], selections: Sequence[Selection]) -> dict[str, float]:
-    counts: Counter[str] = Counter()
-    for selection in selections:
-        counts.update(selection.counts)
-    tokens = sum(mini.tokens for mini in minis)
-    computed = sum(mini.tokens / (1.0 - mini.padding_share) for mini in minis)
-    kinds = ("total", "trained", "masked", "ungraded", "stale", "canary", "uniform", "lonely")
-    return {
-        "tokens": float(tokens),
-        "trained_tokens": float(sum(mini.trained_tokens for mini in minis)),
-        "padding_share": 1.0 - tokens / computed if computed else 0.0,
-        "groups": float(len(selections)),
-        "groups_uniform": float(sum(selection.uniform for selection in selections)),
-        "groups_informative": float(sum(selection.informative for selection in selections)),
-        **{f"trajectories_{kind}": float(counts[kind]) for kind in kinds},
-    }
+def _tried(model: nn.Module, config: TrainingConfig, algorithm: AlgorithmConfig, shards: Shards | None) -> bool | None:
+    """What `composes` said of the model, after it was tried whether it can do what the configuration asks for."""
+    if shards is not None and (algorithm.advantage == "gae" or algorithm.whiten):
+        raise TrainingError(
+            f"algorithm.advantage {algorithm.advantage!r} with whiten {algorithm.whiten} needs the tokens of a whole "
+            "batch in one process; train in one, or use another advantage without whiten"
+        )
+    here = None
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        here = composes(model)
+        if config.packing == "packed":
+            check_packing(model)
+    return here if shards is None else shards.agreed(here)
 
 
 def _split_evenly(selections: Sequence[Selection], parts: int) -> list[Sequence[Selection]]:

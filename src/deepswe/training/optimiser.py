@@ -7,8 +7,11 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.tensor import DTensor
 
 from deepswe.errors import TrainingError
+from deepswe.training.sharded import whole
 
 Decay = Literal["constant", "linear", "cosine"]
 
@@ -51,6 +54,7 @@ class Optimiser:
         Raises:
             TrainingError: a trainable parameter is narrower than float32, so small updates would be lost.
         """
+        self._model = model
         self.updates = 0
         """Updates applied so far: the policy version."""
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -82,7 +86,7 @@ class Optimiser:
         Raises:
             TrainingError: the norm is not finite; the weights are as before and the gradients cleared.
         """
-        norm = float(nn.utils.clip_grad_norm_(self._parameters, self._grad_clip))
+        norm = float(whole(nn.utils.clip_grad_norm_(self._parameters, self._grad_clip)))
         if not math.isfinite(norm):
             self.clear()
             raise TrainingError(
@@ -101,10 +105,18 @@ class Optimiser:
         self._adamw.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a later `load_state_dict` needs to go on exactly."""
-        return {"adamw": self._adamw.state_dict(), "updates": self.updates}
+        """All that a later `load_state_dict` needs to go on exactly; with shards, by the names of the weights."""
+        named = get_optimizer_state_dict(self._model, self._adamw) if self._sharded else self._adamw.state_dict()
+        return {"adamw": named, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take up a saved state of the same model."""
-        self._adamw.load_state_dict(state["adamw"])
+        if self._sharded:
+            set_optimizer_state_dict(self._model, self._adamw, state["adamw"])
+        else:
+            self._adamw.load_state_dict(state["adamw"])
         self.updates = int(state["updates"])
+
+    @property
+    def _sharded(self) -> bool:
+        return any(isinstance(parameter, DTensor) for parameter in self._parameters)

@@ -1,0 +1,207 @@
+"""What a training step would allocate, found without allocating it: the step runs on tensors that have no data.
+
+The model is made in torch's fake mode, a micro-batch goes forward and backward through the very scorer that trains, and
+each tensor's bytes are counted from its making to its release. Layers of one kind all cost the same, so two small
+numbers of layers are run and the rest follows.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
+
+from deepswe.config import LoraAdapters
+from deepswe.training.forward import TokenScorer, checkpoint_layers, layers_of
+from deepswe.training.lora import add_lora
+
+FEW, MORE = 2, 3
+"""Numbers of layers that are run; models with no more are run whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the planner must know of a model.
+
+    Attributes:
+        parameters: in all; tied ones count once.
+        active: of these, those that one token goes through, the output matrix included.
+        outer: those outside of the layers.
+        layer: of the largest layer.
+        matrices: those of the linear layers but the head, as (inputs, outputs).
+        layers, hidden, vocabulary: sizes.
+        attention: heads x their width.
+        cache_values: keys and values of one token, in numbers.
+    """
+
+    parameters: int
+    active: int
+    outer: int
+    layer: int
+    matrices: tuple[tuple[int, int], ...]
+    layers: int
+    hidden: int
+    vocabulary: int
+    attention: int
+    cache_values: int
+
+    def lora(self, rank: int) -> int:
+        """Parameters of adapters of this rank on every matrix."""
+        return sum(rank * (inputs + outputs) for inputs, outputs in self.matrices)
+
+
+def model_facts(config: Any) -> ModelFacts:
+    """Read them off the model that a `transformers` configuration describes; nothing is allocated."""
+    text = config.get_text_config()
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
+    total = sum(p.numel() for p in model.parameters())
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head = model.get_output_embeddings()
+    return ModelFacts(
+        parameters=total,
+        active=sum(layers) - _idle_experts(model, text) + text.vocab_size * text.hidden_size,
+        outer=total - sum(layers),
+        layer=max(layers),
+        matrices=tuple(
+            (m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear) and m is not head
+        ),
+        layers=len(layers),
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
+        attention=text.num_attention_heads * width,
+        cache_values=2 * len(layers) * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * width,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes of one micro-batch beside weights, gradients and moments.
+
+    Attributes:
+        activations: kept by the decoder for its backward pass.
+        rest: what lives beyond these at the highest point: logits, products on their way, casts.
+    """
+
+    activations: int
+    rest: int
+
+
+def step_memory(
+    config: Any,
+    *,
+    rows: int,
+    length: int,
+    recompute: bool,
+    autocast: bool,
+    narrow: bool = False,
+    lora: LoraAdapters | None = None,
+) -> StepMemory:
+    """The memory of one micro-batch of rows x length tokens, every token trained.
+
+    Args:
+        config: a `transformers` configuration.
+        rows, length: of the micro-batch.
+        recompute: with activation checkpointing.
+        autocast: forward passes under autocast to bfloat16.
+        narrow: the weights themselves are in bfloat16, as FSDP gathers them.
+        lora: the adapters that are trained, where not all weights are.
+    """
+    options = {"rows": rows, "length": length, "recompute": recompute, "autocast": autocast, "narrow": narrow}
+    depth = config.get_text_config().num_hidden_layers
+    if depth <= MORE:
+        return _run(config, **options, lora=lora)
+    few, more = (_run(_cut(config, layers), **options, lora=lora) for layers in (FEW, MORE))
+
+    def extended(name: str) -> int:
+        least, most = getattr(few, name), getattr(more, name)
+        return int(least + (most - least) * (depth - FEW) / (MORE - FEW))
+
+    return StepMemory(extended("activations"), max(0, extended("rest")))
+
+
+def _cut(config: Any, layers: int) -> Any:
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    text.num_hidden_layers = layers
+    if getattr(text, "layer_types", None):
+        text.layer_types = list(text.layer_types[:layers])
+    return short
+
+
+def _run(
+    config: Any, *, rows: int, length: int, recompute: bool, autocast: bool, narrow: bool, lora: LoraAdapters | None
+) -> StepMemory:
+    with FakeTensorMode(), _counted() as live:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if narrow else torch.float32).eval()
+        if lora is not None:
+            add_lora(model, lora, seed=0)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        if recompute:
+            checkpoint_layers(model)
+        scorer = TokenScorer(model, composed=True)
+        tokens_BT = torch.zeros(rows, length, dtype=torch.int64)
+        held = live.bytes
+        live.top = held
+        with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
+            hidden_BTH = model.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
+            activations = live.bytes - held
+            logp_N, _ = scorer.score_hidden(hidden_BTH.flatten(0, 1), tokens_BT.flatten())
+        logp_N.sum().backward()  # type: ignore[no-untyped-call]
+        return StepMemory(activations, max(0, live.top - held - activations))
+
+
+class _Live(TorchDispatchMode):
+    """Counts the bytes of the storages that exist, and the most that ever did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.top = 0
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor):
+                self._add(leaf.untyped_storage())
+        return made
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._known:
+            return
+        size = storage.nbytes()
+        self._known[storage] = size
+        self.bytes += size
+        self.top = max(self.top, self.bytes)
+        weakref.finalize(storage, self._drop, size)
+
+    def _drop(self, size: int) -> None:
+        self.bytes -= size
+
+
+@contextmanager
+def _counted() -> Iterator[_Live]:
+    live = _Live()
+    with live:
+        yield live
+
+
+def _idle_experts(model: nn.Module, text: Any) -> int:
+    """Parameters of experts that one token does not go through; 0 for a dense model."""
+    experts, chosen = getattr(text, "num_experts", None), getattr(text, "num_experts_per_tok", None)
+    if not experts or not chosen:
+        return 0
+    held = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    return int(held * (1 - chosen / experts))
