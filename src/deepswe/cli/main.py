@@ -13,6 +13,7 @@ from deepswe.cli import (
     audit,
     compare,
     evaluate,
+    export,
     leaderboard,
     plan,
     rank,
@@ -38,6 +39,7 @@ app.command()(plan.plan)
 app.command()(rollout.rollout)
 app.command("eval")(evaluate.evaluate)
 app.command()(compare.compare)
+app.command()(export.export)
 app.command()(leaderboard.leaderboard)
 app.command()(report.report)
 app.command()(reproduce.reproduce)

@@ -16,6 +16,7 @@ from deepswe.errors import ConfigError, StoreError
 from deepswe.evaluation.evaluations import PREFIX, latest, read_manifest
 from deepswe.evaluation.metrics import Outcomes, outcomes_by_task
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.types import Trajectory
 
 NOT_MODELS = ("imitation", "reference", "noop")
 """Phases in which nobody is evaluated."""
@@ -92,29 +93,69 @@ def load_results(spec: str) -> Results:
         StoreError: a record cannot be read.
     """
     label, _, rest = spec.partition("=") if "=" in spec.partition("/")[0] else ("", "", spec)
-    path = Path(rest)
-    if path.is_file():
-        return read_report(path, name=label)
-    directory, _, phase = rest.rpartition(":") if ":" in rest and not path.exists() else (rest, "", "")
-    if (Path(directory) / "trajectories").is_dir():
-        return _of_run(Path(directory), phase, label)
-    raise ConfigError(f"{rest} is no run directory and no JSON file of results; give RUN, RUN:PHASE or a file")
+    return read_report(Path(rest), name=label) if Path(rest).is_file() else _of_run(rest, label)
 
 
-def _of_run(run: Path, phase: str, label: str) -> Results:
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An evaluation of a run of ours.
+
+    Attributes:
+        name: for people.
+        policy: who acted.
+        phase: under which its attempts are recorded.
+        text: the streams hold text as bytes, not a model's tokens.
+        budget: of one attempt.
+        trajectories: that count, sorted.
+    """
+
+    name: str
+    policy: str
+    phase: str
+    text: bool
+    budget: Budget
+    trajectories: tuple[Trajectory, ...]
+
+
+def open_evaluation(spec: str) -> Opened:
+    """The attempts of an evaluation.
+
+    Args:
+        spec: RUN or RUN:PHASE; without a phase its only evaluation, or what its training ended with.
+
+    Raises:
+        ConfigError: there is none, or several.
+        StoreError: a record cannot be read.
+    """
+    name, _, phase = spec.rpartition(":") if ":" in spec and not Path(spec).exists() else (spec, "", "")
+    run = Path(name)
+    if not (run / "trajectories").is_dir():
+        raise ConfigError(f"{run} is no run directory with trajectories; give RUN, RUN:PHASE or a JSON file of results")
     store = TrajectoryStore(run)
-    there = [name for name in dict.fromkeys(name for name, _ in store.segments()) if not name.startswith(NOT_MODELS)]
+    phases = dict.fromkeys(found for found, _ in store.segments())
+    there = [found for found in phases if not found.startswith(NOT_MODELS)]
     chosen = phase or _only(run, there)
     if chosen not in there:
         raise ConfigError(f"{run} has no phase {chosen!r}; it has {', '.join(there) or 'none'}")
-    trajectories = latest(store.read(chosen))
     entry = read_manifest(run).get(chosen, {})
-    name = label or (f"{run.name} ({entry['policy']['name']})" if entry else f"{run.name}:{chosen}")
+    policy = entry.get("policy", {"name": run.name, "kind": "model"})
+    return Opened(
+        name=f"{run.name} ({policy['name']})" if entry else f"{run.name}:{chosen}",
+        policy=policy["name"],
+        phase=chosen,
+        text=policy["kind"] != "model",
+        budget=Budget(**entry["budget"]) if entry else _recipe_budget(run),
+        trajectories=latest(store.read(chosen)),
+    )
+
+
+def _of_run(spec: str, label: str) -> Results:
+    found = open_evaluation(spec)
     return Results(
-        name,
-        {task: tuple(scores) for task, scores in outcomes_by_task(trajectories).items()},
-        Budget(**entry["budget"]) if entry else _recipe_budget(run),
-        tags={trajectory.task_id: trajectory.tags for trajectory in trajectories},
+        label or found.name,
+        {task: tuple(scores) for task, scores in outcomes_by_task(found.trajectories).items()},
+        found.budget,
+        tags={trajectory.task_id: trajectory.tags for trajectory in found.trajectories},
     )
 
 
@@ -193,6 +234,7 @@ def _official(record: Mapping[str, Any], title: str) -> Results:
         ("error_ids", ()),
         ("empty_patch_ids", (0.0,)),
         ("unresolved_ids", (0.0,)),
+        ("infra_failure_ids", ()),
         ("resolved_ids", (1.0,)),
     ):
         outcomes |= {str(task): scores for task in record.get(key) or ()}
