@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -152,8 +151,9 @@ class Admission:
         await self._queue()
         try:
             if self.starts_per_s:
-                self._next_start = max(self._next_start, time.monotonic())
-                delay = self._next_start - time.monotonic()
+                now = asyncio.get_running_loop().time()
+                self._next_start = max(self._next_start, now)
+                delay = self._next_start - now
                 self._next_start += 1 / self.starts_per_s
                 await asyncio.sleep(delay)
             self._held += 1

@@ -30,7 +30,7 @@ from deepswe.sandbox.admission import (
     usable_cores,
 )
 from deepswe.sandbox.backends import open_backend
-from deepswe.sandbox.base import EXPIRES, OWNER, RUN, Limits, Sandbox, SandboxSpec
+from deepswe.sandbox.base import EXPIRES, OWNER, RUN, Backend, Limits, Sandbox, SandboxSpec
 from deepswe.sandbox.journal import base_directory, reap_directories
 from deepswe.sandbox.owner import PREFIX, this_process
 
@@ -73,12 +73,13 @@ class SandboxPool:
     A task that holds a sandbox and opens another can wait for ever once all are held by such tasks: close one first.
     """
 
-    def __init__(self, config: SandboxConfig, run: str) -> None:
+    def __init__(self, config: SandboxConfig, run: str, backend: Backend | None = None) -> None:
         """Prepare the backend (some 100 ms).
 
         Args:
             config: the recipe's section.
             run: name of the run, part of every sandbox's id.
+            backend: used in place of the one that `config` names.
 
         Raises:
             SandboxUnavailable: this machine cannot run the backend.
@@ -106,7 +107,7 @@ class SandboxPool:
         self._directory = base / f"{PREFIX}{self._owner}-{self._number}"
         self._directory.mkdir(mode=0o700)
         try:
-            self._backend = open_backend(config, run, self._directory)
+            self._backend = backend or open_backend(config, run, self._directory)
         except BaseException:
             shutil.rmtree(self._directory, ignore_errors=True)
             raise

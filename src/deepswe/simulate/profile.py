@@ -1,0 +1,182 @@
+"""What a simulation assumes: how fast engine and learner are, and how long everything takes."""
+
+from __future__ import annotations
+
+import math
+import random
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import Field, ValidationError
+
+from deepswe.config import Fraction, PositiveFloat, PositiveInt, Section
+from deepswe.errors import ConfigError
+from deepswe.rollout.store import TrajectoryStore
+from deepswe.types import Ending, Trajectory
+
+
+class Spread(Section):
+    """A log-normal distribution, cut at `most`."""
+
+    median: PositiveFloat
+    sigma: float = Field(default=0.0, ge=0)
+    most: PositiveFloat = 1e9
+
+    def draw(self, chance: random.Random) -> float:
+        """One value."""
+        return min(self.median * math.exp(chance.gauss(0.0, self.sigma)), self.most)
+
+
+class Profile(Section):
+    """The defaults are a model of 32B parameters on 64 H100, as in the DeepSWE write-up: 200 steps in six days, which
+    is 43 minutes a step, most of it waiting for the last attempts."""
+
+    gpus: PositiveInt = 64
+    learner_gpus: int = Field(default=0, ge=0)
+    """GPUs that only train; 0 lets all GPUs sample and train in turn."""
+    decode_tokens_per_s: PositiveFloat = 700.0
+    """A GPU's share of what the engine samples at most."""
+    request_tokens_per_s: PositiveFloat = 40.0
+    """One request, however few there are."""
+    prefill_tokens_per_s: PositiveFloat = 4000.0
+    """Of one request: what is new of its context."""
+    train_tokens_per_s: PositiveFloat = 1350.0
+    """A GPU's share of forward and backward: 256 GFLOP a token with recomputation, at 35% of 990 TFLOP/s."""
+    train_fixed_s: float = Field(default=30.0, ge=0)
+    publish_s: float = Field(default=15.0, ge=0)
+    """One change of the engine's weights, during which it samples nothing."""
+    prompt_tokens: PositiveInt = 2500
+    turns: Spread = Spread(median=34, sigma=0.35)
+    turn_tokens: Spread = Spread(median=330, sigma=0.9, most=4096)
+    observation_tokens: Spread = Spread(median=150, sigma=1.0, most=4000)
+    tool_s: Spread = Spread(median=3.0, sigma=1.6, most=90.0)
+    slowness: Spread = Spread(median=1.0, sigma=0.5)
+    """Of all tool calls of one attempt: some repositories have slow tests."""
+    start_s: Spread = Spread(median=15.0, sigma=0.6, most=300.0)
+    grade_s: Spread = Spread(median=45.0, sigma=0.8, most=300.0)
+    solve_rate: Fraction = 0.4
+
+
+def load_profile(path: Path) -> Profile:
+    """Read a profile from a TOML file.
+
+    Raises:
+        ConfigError: it cannot be read, or has a wrong key or value.
+    """
+    try:
+        return Profile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"profile {path} cannot be read: {error}; give a TOML file") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"profile {path}: {where}: {first['msg']} (value {first['input']!r})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of an attempt: tokens sampled, seconds of the tool, tokens that it answered."""
+
+    tokens: int
+    tool_s: float
+    observation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """All that will happen in one attempt unless a limit ends it."""
+
+    turns: tuple[Turn, ...]
+    start_s: float
+    grade_s: float
+    reward: float
+
+
+class Lives(Protocol):
+    """A life for each seed; the same for the same seed."""
+
+    def of(self, seed: int) -> Life:
+        """The life of the attempt with this seed."""
+        ...
+
+
+class DrawnLives:
+    """Lives out of a profile's distributions."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._lately = lru_cache(1 << 15)(self._draw)
+
+    def of(self, seed: int) -> Life:
+        """See `Lives`."""
+        return self._lately(seed)
+
+    def _draw(self, seed: int) -> Life:
+        profile, chance = self._profile, random.Random(seed)
+        slowness = profile.slowness.draw(chance)
+
+        def turns() -> Iterator[Turn]:
+            for _ in range(max(1, round(profile.turns.draw(chance)))):
+                tool = min(profile.tool_s.draw(chance) * slowness, profile.tool_s.most)
+                yield Turn(
+                    max(1, round(profile.turn_tokens.draw(chance))),
+                    tool,
+                    round(profile.observation_tokens.draw(chance)),
+                )
+
+        return Life(
+            tuple(turns()),
+            profile.start_s.draw(chance),
+            profile.grade_s.draw(chance),
+            float(chance.random() < profile.solve_rate),
+        )
+
+
+class RecordedLives:
+    """Lives of a recorded run, drawn with replacement."""
+
+    def __init__(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take those that ran: errors are left out.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        self._lives = [life_of(t) for t in trajectories if t.steps and t.ending is not Ending.ERROR]
+        if not self._lives:
+            raise ConfigError("the recorded run has no attempt with a turn to take times from; name another")
+
+    def of(self, seed: int) -> Life:
+        """See `Lives`."""
+        return random.Random(seed).choice(self._lives)
+
+
+def recorded_lives(run: Path) -> RecordedLives:
+    """The lives of the attempts of training in a run directory.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not (run / "trajectories").is_dir():
+        raise ConfigError(f"{run} holds no trajectories; give the directory of a run")
+    return RecordedLives(tuple(TrajectoryStore(run).read("train")))
+
+
+def life_of(trajectory: Trajectory) -> Life:
+    """What happened in one attempt. The record does not tell start from grading: each gets half of what is neither
+    sampling nor tools."""
+    sampled = [len(span.tokens) for span in trajectory.spans if span.sampled]
+    between = [len(span.tokens) for span in trajectory.spans[1:] if not span.sampled]
+    turns = tuple(
+        Turn(
+            sampled[place] if place < len(sampled) else 1,
+            step.environment_s,
+            between[place] if place < len(between) else 0,
+        )
+        for place, step in enumerate(trajectory.steps)
+    )
+    rest = trajectory.wall_s - sum(step.generation_s + step.environment_s for step in trajectory.steps)
+    return Life(turns, max(rest, 0.0) / 2, max(rest, 0.0) / 2, trajectory.reward or 0.0)
