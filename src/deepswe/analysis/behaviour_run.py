@@ -29,8 +29,8 @@ def tasks_of_run(run: RunRecord, source: str = "auto", *, progress: Progress | N
     """The tasks of a run with their gold patches; None where they are not known.
 
     Args:
-        source: "auto" takes the recipe's where that is cheap (generated ones, or a file that is there), "recipe" also
-            builds bundled ones, "none" takes none; anything else is the path of a task set.
+        source: "auto" takes the recipe's where that is cheap (a file that is there), "recipe" also generates or builds
+            them, "none" takes none; anything else is the path of a task set.
 
     Raises:
         DeepsweError: the tasks were asked for and cannot be had.
@@ -47,9 +47,7 @@ def tasks_of_run(run: RunRecord, source: str = "auto", *, progress: Progress | N
         raise RunError(f"{run.directory} has no recipe that this version reads: {error}; give the task set") from error
     if isinstance(tasks, TaskSetTasks) and not tasks.path.exists() and source == "auto":
         return None
-    cheap = isinstance(tasks, MicroTasks | TaskSetTasks)
-    if cheap or (source == "recipe" and isinstance(tasks, BundledTasks)):
-        assert isinstance(tasks, MicroTasks | TaskSetTasks | BundledTasks)
+    if isinstance(tasks, TaskSetTasks) or (source == "recipe" and isinstance(tasks, MicroTasks | BundledTasks)):
         return build_tasks(tasks, LayerCache(default_cache_root(os.environ)), progress or Silent())
     return None
 

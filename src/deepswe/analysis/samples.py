@@ -70,6 +70,12 @@ def note_attempts(store: TrajectoryStore) -> tuple[AttemptNote, ...]:
     return tuple(sorted(notes, key=lambda note: (_ORDER.get(note.name, 5), note.split, note.key)))
 
 
+def phase_order(phase: str) -> tuple[int, str]:
+    """Sorts phases as a run goes through them: imitation, before, training, in between, after, others."""
+    name, _, split = phase.partition("_")
+    return (_ORDER.get(name, 5), split)
+
+
 def choose_samples(notes: Sequence[AttemptNote], *, each: int = 3) -> dict[tuple[str, int, str, int], str]:
     """Keys of the attempts to show -> heading: a few unsolved and solved before and after training.
 

@@ -19,7 +19,7 @@ def analyse(
     gold: Annotated[
         str,
         typer.Option(
-            "--gold", help="Where gold patches come from: auto, recipe (also builds tasks), none, or a task set's path."
+            "--gold", help="Where gold patches come from: auto, recipe (makes tasks anew), none, or a task set's path."
         ),
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as one JSON object.")] = False,
