@@ -10,6 +10,7 @@ import typer
 
 from deepswe import __version__
 from deepswe.cli import (
+    analyse,
     audit,
     compare,
     evaluate,
@@ -23,6 +24,8 @@ from deepswe.cli import (
     sandbox,
     tasks,
     train,
+    view,
+    watch,
 )
 from deepswe.errors import DeepsweError
 
@@ -42,6 +45,9 @@ app.command()(compare.compare)
 app.command()(export.export)
 app.command()(leaderboard.leaderboard)
 app.command()(report.report)
+app.command()(view.view)
+app.command()(analyse.analyse)
+app.command()(watch.watch)
 app.command()(reproduce.reproduce)
 app.command()(rank.rank)
 app.command()(rank.curves)
