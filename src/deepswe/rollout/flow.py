@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from deepswe.config import AsynchronyConfig
@@ -101,7 +102,7 @@ class Flow:
         config: AsynchronyConfig,
         draw: Callable[[int], Sequence[HasId]],
     ) -> None:
-        self.plan, self._config, self._draw = plan, config, draw
+        self.plan, self._config, self._draw = plan, config, lru_cache(64)(draw)
         self._scheduler, self._store, self._ledger = scheduler, store, ledger
         self._quorum = max(1, math.ceil(config.quorum * plan.attempts - 1e-9))
         self._step, self._training, self._flowing, self._pump_due = 0, False, False, False
@@ -235,7 +236,14 @@ class Flow:
             group, attempt = self._queue.popleft()
             group.waiting.remove(attempt)
             group.running[attempt.attempt] = Cut()
-            self._tasks.create_task(self._run(group, attempt))
+            work = self._run(group, attempt)
+            try:
+                self._tasks.create_task(work)
+            except RuntimeError:  # something failed, and all tasks are being cancelled
+                work.close()
+                self._flowing = False
+                slots.give()
+                return
         if not self._pump_due:
             self._pump_due = True
             asyncio.get_running_loop().call_soon(self._pump)
