@@ -23,7 +23,9 @@ from deepswe.cli import (
     rollout,
     sandbox,
     tasks,
+    tests,
     train,
+    verifier,
     view,
     watch,
 )
@@ -54,6 +56,8 @@ app.command()(rank.curves)
 app.command()(audit.audit)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(sandbox.app, name="sandbox")
+app.add_typer(verifier.app, name="verifier")
+app.add_typer(tests.app, name="tests")
 
 
 def _version(wanted: bool) -> None:

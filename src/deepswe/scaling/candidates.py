@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class Candidate:
         turns: how the agent came to it, if that is known.
         outcome: 1.0 if it solves the task, 0.0 if not, None if nobody graded it. Never seen by a selector.
         tokens: that the agent sampled, 0 if unknown.
+        issue: of the task, "" if unknown.
+        tags: what its task is grouped by, such as "repo".
     """
 
     task_id: str
@@ -42,6 +44,8 @@ class Candidate:
     turns: tuple[Message, ...] = ()
     outcome: float | None = None
     tokens: int = 0
+    issue: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -71,7 +75,16 @@ def from_trajectory(trajectory: Trajectory) -> Candidate:
             turns.append(Message("user", step.observation))
     outcome = float(trajectory.grade.reward >= 1.0) if isinstance(trajectory.grade, Graded) else None
     name = f"{trajectory.phase}-{trajectory.step}-{trajectory.attempt}"
-    return Candidate(trajectory.task_id, name, trajectory.artifact, tuple(turns), outcome, trajectory.sampled_length)
+    return Candidate(
+        trajectory.task_id,
+        name,
+        trajectory.artifact,
+        tuple(turns),
+        outcome,
+        trajectory.sampled_length,
+        trajectory.tags.get("issue", ""),
+        trajectory.tags,
+    )
 
 
 def load_candidates(path: Path, *, phase: str | None = None) -> tuple[tuple[Candidate, ...], tuple[Refused, ...]]:
