@@ -35,6 +35,7 @@ def evaluate(
     concurrency: Annotated[int, typer.Option(min=0, help="Attempts in flight; 0 takes rollout.concurrency.")] = 0,
     max_dollars: Annotated[float, typer.Option(min=0, help="Begin no attempt once this is spent; 0: no limit.")] = 0,
     max_wall_s: Annotated[float, typer.Option(min=0, help="Begin no attempt after this time; 0: no limit.")] = 0,
+    record: Annotated[Path | None, typer.Option(help="Where a cassette goes, for `deepswe replay`.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; attempts that are there stay as they are.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
@@ -60,7 +61,7 @@ def evaluate(
     )
     with LiveEvaluation() as live:
         wanted, actor = choose(wanted, policy, checkpoint, live)
-        done = run_evaluation(wanted, plan, actor, resume=resume, progress=live, watch=live.watch)
+        done = run_evaluation(wanted, plan, actor, resume=resume, progress=live, watch=live.watch, tape=record)
     if as_json:
         print(json.dumps({"run": str(done.run), "phase": done.phase, "stopped": done.stopped, **done.table}))
     else:
@@ -68,6 +69,27 @@ def evaluate(
         show(evaluation_tables(f"{actor.name} on {plan.split}", done.table), f"{done.run}:{done.phase}{spent}")
     if done.stopped:
         typer.echo(f"deepswe: stopped early: {done.stopped}; go on with --resume and a larger budget", err=True)
+
+
+def replay(
+    cassette: Annotated[Path, typer.Argument(help="Made by `deepswe eval --record`.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> None:
+    """Play a cassette back without its model and its sandboxes; exit code 1 where it does not come out the same."""
+    from deepswe.cli.evaluate_tables import evaluation_tables, show
+    from deepswe.evaluation.summary import summarise
+    from deepswe.session.cassette_play import play
+
+    played = play(cassette)
+    table = summarise(played.trajectories, planned=len(played.trajectories))
+    if as_json:
+        print(json.dumps({"different": played.different, **table}))
+    else:
+        show(evaluation_tables(cassette.name, table))
+    for name in played.different:
+        typer.echo(f"deepswe: not the same: {name}", err=True)
+    if played.different:
+        raise typer.Exit(1)
 
 
 def choose(recipe: Recipe, policy: Who, checkpoint: str, progress: Progress) -> tuple[Recipe, Actor]:

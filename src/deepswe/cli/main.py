@@ -22,6 +22,7 @@ from deepswe.cli import (
     reproduce,
     rollout,
     sandbox,
+    sweep,
     tasks,
     tests,
     train,
@@ -43,6 +44,8 @@ app.command()(train.train)
 app.command()(plan.plan)
 app.command()(rollout.rollout)
 app.command("eval")(evaluate.evaluate)
+app.command()(evaluate.replay)
+app.command()(sweep.sweep)
 app.command()(compare.compare)
 app.command()(export.export)
 app.command()(leaderboard.leaderboard)

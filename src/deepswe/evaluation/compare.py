@@ -92,7 +92,7 @@ def exact_sign_test(won: int, lost: int) -> float:
         raise ValueError(f"exact_sign_test({won}, {lost}): counts are never negative")
     n, fewer = won + lost, min(won, lost)
     tail = sum(math.comb(n, k) for k in range(fewer + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return min(1.0, float(2 * tail / 2**n))
 
 
 def _limit(value: Any) -> str:

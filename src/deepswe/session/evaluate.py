@@ -7,13 +7,15 @@ so that a killed evaluation goes on where it was, and more attempts or tasks add
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from deepswe.config import Recipe
+from deepswe import __version__
+from deepswe.config import Recipe, RolloutConfig
+from deepswe.envs.base import HasId
 from deepswe.envs.suites import OpenSuite, open_suite
 from deepswe.errors import ConfigError, DeepsweError
 from deepswe.evaluation.evaluations import config_hash, next_segment, phase_of, read_manifest, recorded, write_entry
@@ -21,9 +23,11 @@ from deepswe.evaluation.summary import Row, summarise, used_by
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
+from deepswe.rollout.attempt import Attempt
 from deepswe.rollout.reference import noop_policy, reference_policy
 from deepswe.rollout.scheduler import Batch, Scheduler
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.cassette import Recorder
 from deepswe.session.interrupt import run_to_end
 from deepswe.training.run import own_run
 from deepswe.types import Ending, Trajectory
@@ -71,6 +75,17 @@ class Tally:
     dollars: float = 0.0
     waiting_for: str = ""
     stopped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Batch):
+    """A batch of given attempts, with the seeds that they have."""
+
+    listed: tuple[tuple[HasId, Attempt], ...] = ()
+
+    def plan(self, seed: int) -> tuple[tuple[HasId, Attempt], ...]:
+        """Those; the run's seed is not asked."""
+        return self.listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +166,7 @@ def run_evaluation(
     resume: bool,
     progress: Progress,
     watch: Callable[[Tally], None] = lambda tally: None,
+    tape: Path | None = None,
 ) -> Evaluation:
     """Evaluate as planned, in the recipe's run directory.
 
@@ -161,16 +177,48 @@ def run_evaluation(
         resume: go on in a directory that holds a run; attempts that it has are taken as they are.
         progress: is told how far it is.
         watch: is given the tally after each attempt.
+        tape: where a cassette of all new attempts goes; see `deepswe.session.cassette`.
 
     Raises:
         DeepsweError: also where no attempt at all could be made.
     """
-    with own_run(recipe, resume=resume) as run:
-        return run_to_end(_evaluate(recipe, plan, actor, run.path, progress, watch))
+    with own_run(recipe, resume=resume) as run, _recorder(recipe, plan, actor, tape) as recorder:
+        return run_to_end(_evaluate(recipe, plan, actor, run.path, progress, watch, recorder))
+
+
+@contextmanager
+def _recorder(recipe: Recipe, plan: Plan, actor: Actor, tape: Path | None) -> Iterator[Recorder | None]:
+    """What records, if that is asked for."""
+    if tape is None:
+        yield None
+        return
+    if tape.exists():
+        raise ConfigError(f"{tape} exists; a cassette is recorded once, give another name")
+    header = {
+        "deepswe": __version__,
+        "recipe": recipe.model_dump(mode="json"),
+        "policy": {"name": actor.name, **actor.identity},
+        "split": plan.split,
+        "temperature": recipe.evaluation.temperature,
+        "counts_tokens": actor.counts_tokens,
+    }
+    with Recorder(tape, header) as recorder:
+        yield recorder
+
+
+def within_limits(recipe: Recipe, *, counts_tokens: bool) -> RolloutConfig:
+    """The limits of an attempt, those on tokens lifted where the loop's stream has no tokens of a model."""
+    return recipe.rollout if counts_tokens else recipe.rollout.model_copy(update={"max_tokens": COUNTLESS})
 
 
 async def _evaluate(
-    recipe: Recipe, plan: Plan, actor: Actor, run: Path, progress: Progress, watch: Callable[[Tally], None]
+    recipe: Recipe,
+    plan: Plan,
+    actor: Actor,
+    run: Path,
+    progress: Progress,
+    watch: Callable[[Tally], None],
+    recorder: Recorder | None,
 ) -> Evaluation:
     phase = phase_of(plan.split, config_hash(recipe, actor.identity))
     store, begun = TrajectoryStore(run), time.monotonic()
@@ -183,20 +231,28 @@ async def _evaluate(
         entry = _entry(recipe, plan, actor)
         write_entry(run, phase, {**read_manifest(run).get(phase, {}), **entry})
         progress.begin(f"{actor.name}: {plan.split}", tally.planned)
+        if recorder is not None:
+            opened = replace(opened, suite=recorder.suite(opened.suite))
         stage = Stage(recipe, opened, batch, run, tally)
 
         def told() -> None:
             progress.advance()
             watch(tally)
 
-        await _attempt(stage, plan, actor, store, begun, told)
+        await _attempt(stage, plan, actor, store, begun, told, recorder)
     table = summarise(tally.trajectories, planned=tally.planned)
     write_entry(run, phase, {**entry, "table": table, "stopped": tally.stopped})
     return Evaluation(run, phase, table, tally.dollars, tally.stopped)
 
 
 async def _attempt(
-    stage: Stage, plan: Plan, actor: Actor, store: TrajectoryStore, begun: float, told: Callable[[], None]
+    stage: Stage,
+    plan: Plan,
+    actor: Actor,
+    store: TrajectoryStore,
+    begun: float,
+    told: Callable[[], None],
+    recorder: Recorder | None,
 ) -> None:
     """Make the attempts that are missing; the tally then holds all of the plan."""
     tally, batch = stage.tally, stage.batch
@@ -223,6 +279,8 @@ async def _attempt(
 
     def record(trajectory: Trajectory) -> None:
         segment.append(trajectory)
+        if recorder is not None:
+            recorder.trajectory(trajectory)
         take(trajectory)
 
     def go_on() -> bool:
@@ -234,6 +292,8 @@ async def _attempt(
 
     with segment:
         async with actor.open(stage) as (policy, renderer):
+            if recorder is not None:
+                policy, renderer = recorder.policy(policy), recorder.renderer(renderer)
             scheduler = _scheduler(stage, plan, actor, policy, renderer)
             await scheduler.collect(batch, known=(*known, *salvaged), record=record, go_on=go_on)
         if (fatal := actor.fatal()) is not None:
@@ -243,12 +303,11 @@ async def _attempt(
 
 def _scheduler(stage: Stage, plan: Plan, actor: Actor, policy: Policy, renderer: Renderer) -> Scheduler:
     recipe, capacity = stage.recipe, stage.opened.capacity
-    lifted = recipe.rollout.model_copy(update={"max_tokens": COUNTLESS})
     return Scheduler(
         stage.opened.suite,
         policy,
         renderer,
-        rollout=recipe.rollout if actor.counts_tokens else lifted,
+        rollout=within_limits(recipe, counts_tokens=actor.counts_tokens),
         agent=recipe.agent,
         concurrency=min(plan.concurrency or recipe.rollout.concurrency or capacity, capacity),
         seed=recipe.run.seed,
