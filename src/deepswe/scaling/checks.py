@@ -301,6 +301,4 @@ def load_checks(row: Mapping[str, object]) -> Checks:
             raise ValueError("a test without its file")
         return made
     except (TypeError, ValueError, AttributeError) as error:
-        raise TaskError(
-            f"not the generated tests of a task ({error}); give a file of `deepswe tests generate`"
-        ) from error
+        raise TaskError(f"no generated tests of a task ({error}); give a file of `deepswe tests generate`") from error

@@ -155,7 +155,7 @@ async def run_candidates(
     if stray := next((c for c in candidates if c.task_id not in tasks), None):
         raise ConfigError(f"candidate {stray.name} is of task {stray.task_id!r}, which is none of the recipe's tasks")
     checked = [c for c in candidates if c.task_id in checks and checks[c.task_id].tests]
-    distinct = {(c.task_id, c.patch_key): c for c in checked}
+    distinct = {(c.task_id, c.patch_key): c for c in sorted(checked, key=lambda c: c.key, reverse=True)}
     todo = [c for c in distinct.values() if matrix.find(c, checks[c.task_id]) is None]
     failures: list[tuple[str, str]] = []
     progress.begin("candidates under tests", len(todo))

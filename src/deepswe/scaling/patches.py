@@ -40,5 +40,5 @@ def normalise(patch: str) -> str:
 
 
 def patch_key(patch: str) -> str:
-    """A short name of `normalise(patch)`."""
-    return hashlib.sha256(normalise(patch).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    """A short name of `normalise(patch)`; of the text itself where that is none of a diff."""
+    return hashlib.sha256((normalise(patch) or patch.strip()).encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -27,7 +27,7 @@ _RIGHT = re.compile(r"before|expected|correct|should|right", re.IGNORECASE)
 _MARK = "SURVEY "
 
 _SURVEY = r"""
-import ast, copy, doctest, importlib, inspect, itertools, json, sys
+import ast, copy, importlib, inspect, itertools, json, sys, textwrap
 sys.path.insert(0, ".")
 names, pool, most = {names!r}, {pool!r}, {most!r}
 module = importlib.import_module({module!r})
@@ -42,7 +42,7 @@ while waiting:
     owner = getattr(module, name, None)
     if name not in suspect and (inspect.isfunction(owner) or inspect.isclass(owner)):
         suspect.add(name)
-        code = ast.parse(inspect.cleandoc(inspect.getsource(owner)))
+        code = ast.parse(textwrap.dedent(inspect.getsource(owner)))
         waiting += [node.id for node in ast.walk(code) if isinstance(node, ast.Name)]
         waiting += [node.attr for node in ast.walk(code) if isinstance(node, ast.Attribute)]
 def value_of(function, arguments):

@@ -63,3 +63,9 @@ def test_the_content_of_a_binary_file_counts() -> None:
     binary = f"{head}literal 3\nKcmZQzWMXDv00jU500961\n\nliteral 0\nHcmV?d00001\n\n"
     assert patch_key(binary) != patch_key(binary.replace("KcmZQzWMXDv00jU500961", "KcmZQzWMXDv00jU500962"))
     assert patch_key(binary + ONE) == patch_key(ONE + binary)
+
+
+def test_what_is_no_diff_is_not_the_patch_that_does_nothing() -> None:
+    assert patch_key("not a diff") != patch_key("")
+    assert patch_key("not a diff") != patch_key("nor this")
+    assert patch_key("\n") == patch_key("")

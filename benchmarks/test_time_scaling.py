@@ -1,0 +1,239 @@
+"""Test-time scaling, the whole way: a trained verifier, generated tests, and the choice among 16 candidates.
+
+A policy is trained as `recipes/quickstart.toml` says, with fewer steps of RL (or taken from a run, `--policy`). It
+makes K candidates for each held-out task. A verifier is trained from the policy's weights on its attempts at training
+tasks. A script writes tests from the issues; no hidden test and no solution is looked at. Each candidate is run against
+these and the repository's own tests. Then Best@K of each method stands beside Pass@K, over all subsets or a sample.
+
+The last line printed is one JSON object:
+
+    tasks, k            held-out tasks, candidates a task
+    pass_at_1           of one candidate
+    pass_at_k           the ceiling: some candidate is right
+    ef, eb, hybrid      Best@K of the verifier, of the tests, of both (DeepSWE's rule)
+    gain, ci95          hybrid less pass_at_1, with its 95% interval, paired by task
+    less_ef, less_eb    hybrid less the other two, each with its interval
+    curve               Best@K of every method for K = 1, 2, 4, 8, 16
+    verifier, tests     calibration on training groups held out and on the candidates; counts of tests
+    wall_s, picture     of this call; the curve as PNG
+
+Exit code 0 where the gain is 10 points or more with an interval above zero, hybrid is not below ef or eb (their
+difference's interval reaches zero), and nothing is above the ceiling. Everything is recorded under `--directory`, and
+a second call goes on where the first was stopped. `--quick` takes 8 tasks and lets no model act: the candidates are
+those of the reference solver with mistakes, on training tasks of which the verifier saw none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deepswe.analysis.scaling import write_scaling
+from deepswe.cli.progress import TerminalProgress
+from deepswe.config import Recipe, load_recipe
+from deepswe.evaluation.metrics import Difference, paired_difference, pass_at_1
+from deepswe.evaluation.selection import TaskCandidates, best_at_k, scaling_curve
+from deepswe.progress import Progress
+from deepswe.scaling.candidates import Candidate, by_task, load_candidates
+from deepswe.scaling.scores import ScoreBook
+from deepswe.scaling.select import SELECTORS
+from deepswe.scaling.verifier_recipe import load_verifier_recipe
+from deepswe.session.rollouts import run_rollouts
+from deepswe.session.testing import generate_tests, run_tests
+from deepswe.session.train import train_recipe
+from deepswe.session.verifier import load_verifier, score_candidates, train_verifier
+from deepswe.training.checkpoint import latest
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART, VERIFIER = ROOT / "recipes/quickstart.toml", ROOT / "recipes/verifier.toml"
+SCRATCH = ("hidden_size=64", "layers=2", "heads=2", "key_value_heads=2", "intermediate_size=128", "vocabulary=520")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is done."""
+
+    directory: Path
+    policy: Path | None
+    tasks: int
+    k: int
+    quick: bool
+
+    @property
+    def split(self) -> str:
+        return "train" if self.quick else "heldout"
+
+    def recipe(self, name: str, *overrides: str) -> Recipe:
+        here = [f"run.directory={self.directory}", f"run.name={name}"]
+        return load_recipe(QUICKSTART, [*here, *overrides])
+
+
+def train_policy(plan: Plan, progress: Progress) -> Path:
+    """The exported weights of the policy."""
+    run = plan.policy
+    if run is None:
+        shorter = ("training.steps=16", "evaluation.splits=['heldout']", "evaluation.attempts=1", "evaluation.tasks=16")
+        run = train_recipe(plan.recipe("policy", *shorter), progress=progress)
+    checkpoint = latest(run / "checkpoints" / "training")
+    if checkpoint is None:
+        sys.exit(f"{run} has no checkpoint; give the directory of a finished run of recipes/quickstart.toml")
+    return checkpoint.export
+
+
+def attempt(plan: Plan, name: str, split: str, attempts: int, limit: int, progress: Progress, *settings: str) -> Path:
+    """A run with attempts in it."""
+    recipe = plan.recipe(name, *settings)
+    actor = "reference" if plan.quick else "model"
+    run_rollouts(
+        recipe,
+        actor=actor,  # type: ignore[arg-type]
+        split=split,
+        attempts=attempts,
+        limit=limit,
+        resume=True,
+        progress=progress,
+    )
+    return plan.directory / name
+
+
+def make_candidates(plan: Plan, progress: Progress) -> tuple[Path, list[str], list[Path]]:
+    """The run that holds the candidates, settings of the verifier's model, and the runs that it learns from."""
+    if plan.quick:
+        guesses = ("imitation.mistakes=0.65", "tasks.train=24", "tasks.heldout=0", "tasks.unseen=0")
+        lessons = attempt(plan, "lessons", "train", 4, 24, progress, *guesses, "tasks.seed=1")
+        candidates = attempt(plan, "candidates", "train", plan.k, plan.tasks, progress, *guesses)
+        return candidates, [f"model.scratch.{setting}" for setting in SCRATCH], [lessons]
+    export = train_policy(plan, progress)
+    model = f"model.path={export}"
+    candidates = attempt(plan, "candidates", "heldout", plan.k, plan.tasks, progress, model)
+    lessons = attempt(plan, "lessons", "train", 4, 200, progress, model)
+    return candidates, [model], [plan.policy or plan.directory / "policy", lessons]
+
+
+def score_by_verifier(
+    plan: Plan, settings: Sequence[str], runs: Sequence[Path], loaded: Sequence[Candidate], progress: Progress
+) -> dict[str, Any]:
+    """Train the verifier and let it score."""
+    model = ["model.path=", *settings] if plan.quick else list(settings)
+    data = [
+        f"run.directory={plan.directory}",
+        f"data.runs={json.dumps([str(run) for run in runs])}",
+        'data.phases=["train", "model_train", "reference_train"]',
+        *(["training.epochs=6", "training.batch_size=8"] if plan.quick else []),
+    ]
+    trained = train_verifier(load_verifier_recipe(VERIFIER, [*model, *data]), resume=True, progress=progress)
+    book = ScoreBook.open(plan.directory / "scores.jsonl")
+    scored = score_candidates(loaded, load_verifier(Path(trained["verifier"])), book, progress)
+    return {"examples": trained["train"], "heldout": trained["calibration"], "candidates": scored["calibration"]}
+
+
+def score_by_tests(plan: Plan, loaded: Sequence[Candidate], progress: Progress) -> dict[str, Any]:
+    """Write tests and run the candidates against them."""
+    settings = ("tasks.train=24", "tasks.heldout=0", "tasks.unseen=0") if plan.quick else ()
+    recipe = plan.recipe("tests", *settings)
+    out = plan.directory / "tests.jsonl"
+    written = generate_tests(
+        recipe,
+        writer="script",
+        split=plan.split,
+        attempts=1,
+        limit=plan.tasks,
+        out=out,
+        resume=True,
+        progress=progress,
+    )
+    ran = run_tests(
+        recipe,
+        loaded,
+        tests=out,
+        matrix=plan.directory / "matrix.jsonl",
+        scores=ScoreBook.open(plan.directory / "scores.jsonl"),
+        workers=0,
+        progress=progress,
+    )
+    kept = ("with_tests", "generated", "regression", "dropped", "ungraded")
+    return {
+        **{name: written[name] for name in kept},
+        "patches": ran["runs"] + ran["known"],
+        "unscored": ran["unscored"],
+    }
+
+
+def choose(plan: Plan, loaded: Sequence[Candidate]) -> tuple[dict[str, Any], bool]:
+    """The figures, and whether they hold."""
+    book = ScoreBook.open(plan.directory / "scores.jsonl")
+    tasks = [
+        TaskCandidates(task, book.scores(group), {c.name: c.outcome for c in group if c.outcome is not None})
+        for task, group in by_task(loaded).items()
+    ]
+    tasks = [task for task in tasks if len(task.outcomes) >= plan.k]
+    ks = [k for k in (1, 2, 4, 8, 16) if k <= plan.k]
+    points = scaling_curve(tasks, SELECTORS, ks)
+    picture = write_scaling(
+        points, plan.directory / "scaling.png", title=f"{len(tasks)} tasks, {plan.k} candidates each"
+    )
+    single = pass_at_1({task.task_id: list(task.outcomes.values()) for task in tasks}).mean
+    last = points[-1]
+    best = {
+        name: {task.task_id: [best_at_k(task, SELECTORS[name], plan.k)] for task in tasks}
+        for name in ("verifier", "execution", "hybrid")
+    }
+    less_ef, less_eb = (paired_difference(best[name], best["hybrid"]) for name in ("verifier", "execution"))
+    gain = last.gain["hybrid"]
+    figures = {
+        "tasks": len(tasks),
+        "k": plan.k,
+        "pass_at_1": round(single, 4),
+        "pass_at_k": round(last.pass_at_k.mean, 4),
+        "ef": round(last.best["verifier"].mean, 4),
+        "eb": round(last.best["execution"].mean, 4),
+        "hybrid": round(last.best["hybrid"].mean, 4),
+        "gain": round(gain.mean, 4),
+        "ci95": [round(gain.low, 4), round(gain.high, 4)],
+        "less_ef": said(less_ef),
+        "less_eb": said(less_eb),
+        "curve": {
+            str(p.k): {"pass": round(p.pass_at_k.mean, 4), **{n: round(e.mean, 4) for n, e in p.best.items()}}
+            for p in points
+        },
+        "picture": str(picture),
+    }
+    below = less_ef.high < 0.0 or less_eb.high < 0.0
+    above = max(estimate.mean for estimate in last.best.values()) > last.pass_at_k.mean + 1e-9
+    wanted = plan.tasks if plan.quick else 60
+    return figures, gain.mean >= 0.10 and gain.low > 0.0 and not below and not above and len(tasks) >= wanted
+
+
+def said(difference: Difference) -> list[float]:
+    return [round(value, 4) for value in list(asdict(difference).values())[:3]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="8 tasks, and no model acts")
+    parser.add_argument("--policy", type=Path, help="a finished run of recipes/quickstart.toml to take the policy from")
+    parser.add_argument("--tasks", type=int, default=64, help="held-out tasks (of at most 120)")
+    parser.add_argument("--directory", type=Path, default=Path("runs/test_time_scaling"), help="where it is recorded")
+    asked = parser.parse_args()
+    directory = asked.directory.with_name(asked.directory.name + "_quick") if asked.quick else asked.directory
+    plan = Plan(directory, asked.policy, 8 if asked.quick else asked.tasks, 16, asked.quick)
+    begun = time.monotonic()
+    with TerminalProgress() as progress:
+        run, settings, lessons = make_candidates(plan, progress)
+        loaded, _ = load_candidates(run)
+        tests = score_by_tests(plan, loaded, progress)
+        verifier = score_by_verifier(plan, settings, lessons, loaded, progress)
+        figures, holds = choose(plan, loaded)
+    wall_s = round(time.monotonic() - begun, 1)
+    print(json.dumps({**figures, "verifier": verifier, "tests": tests, "wall_s": wall_s}))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
