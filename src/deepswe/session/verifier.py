@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from deepswe.scaling.verifier_recipe import VerifierPrompt, VerifierRecipe
 from deepswe.session.interrupt import run_to_end
 from deepswe.training.checkpoint import latest, save_checkpoint
 from deepswe.training.imitation import Imitation
+from deepswe.training.lora import add_lora
 from deepswe.training.run import RunDirectory, own_run, write_json
 
 CARD = "verifier.json"
@@ -89,7 +90,7 @@ class _Trainer:
         examples = make_data_set(
             read_runs(recipe), split_by=data.split_by, heldout_share=data.heldout_share, seed=recipe.run.seed
         )
-        loaded = load_policy_model(recipe.model, corpus=_texts(examples), seed=recipe.run.seed)
+        loaded = _load(recipe.model, _texts(examples), recipe.run.seed)
         prompter = _prompter(loaded, recipe.prompt)
         lessons = prompter.lessons(examples.train)
         imitation, loss = await self._learn(loaded, lessons)
@@ -196,7 +197,7 @@ def load_verifier(directory: Path, *, threads: int = 0) -> ModelJudge:
             "`deepswe verifier train`, and end that with --resume if it was interrupted"
         ) from error
     _settle(threads)
-    loaded = load_policy_model(model, corpus=(), seed=0)
+    loaded = _load(model, (), 0)
     return ModelJudge(loaded.model, _prompter(loaded, prompt), prior=prior, bfloat16=said["dtype"] == "bfloat16")
 
 
@@ -257,6 +258,16 @@ def with_issues(candidates: Sequence[Candidate], issues: Mapping[str, str]) -> l
             f"candidate {blind.name} of task {blind.task_id!r} comes without an issue; name its task set with --tasks"
         )
     return made
+
+
+def _load(model: ModelConfig, corpus: Iterable[str], seed: int) -> LoadedModel:
+    """A model, with adapters where it has them, on the GPU if there is one."""
+    loaded = load_policy_model(model, corpus=iter(corpus), seed=seed)
+    if model.lora.rank:
+        add_lora(loaded.model, model.lora, seed=seed, narrow=model.dtype == "bfloat16")
+    if torch.cuda.is_available():
+        loaded.model.to("cuda")  # type: ignore[arg-type]
+    return loaded
 
 
 def _settle(threads: int) -> None:
