@@ -5,13 +5,14 @@ ATIF keeps token ids and log-probs where the attempt has a model's own; the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from deepswe import __version__
 from deepswe.policy.scripted import ByteRenderer
-from deepswe.types import Ending, Message, Step, Trajectory
+from deepswe.types import Ending, Message, Step, TokenSpan, Trajectory
 
 Row = dict[str, Any]
 ATIF = "ATIF-v1.7"
@@ -121,9 +122,9 @@ def to_atif(exporter: Exporter, trajectory: Trajectory) -> Row:
     for message in exporter.opening(trajectory):
         source = "system" if message.role == "system" else "user"
         steps.append({"step_id": len(steps) + 1, "source": source, "message": message.content})
-    sampled = [span for span in trajectory.spans if span.sampled]
+    sampled = [tuple(spans) for sampled, spans in groupby(trajectory.spans, lambda span: span.sampled) if sampled]
     for number, step in enumerate(trajectory.steps):
-        metrics = _metrics(trajectory, number, sampled[number] if number < len(sampled) else None, exporter.text)
+        metrics = _metrics(trajectory, number, sampled[number] if number < len(sampled) else (), exporter.text)
         steps.append(_atif_step(step, len(steps) + 1, number, metrics))
     total = {name: sum(getattr(turn, name) for turn in trajectory.usage) for name in ("prompt", "completion", "cached")}
     final: Row = {"total_completion_tokens": total["completion"], "total_prompt_tokens": total["prompt"]}
@@ -172,7 +173,7 @@ def _atif_step(step: Step, step_id: int, number: int, metrics: Row) -> Row:
     return row
 
 
-def _metrics(trajectory: Trajectory, number: int, span: Any, text: bool) -> Row:
+def _metrics(trajectory: Trajectory, number: int, spans: Sequence[TokenSpan], text: bool) -> Row:
     """Of one turn: an endpoint's counts, or the tokens themselves."""
     if number < len(trajectory.usage):
         turn = trajectory.usage[number]
@@ -182,12 +183,13 @@ def _metrics(trajectory: Trajectory, number: int, span: Any, text: bool) -> Row:
             "completion_tokens": turn.completion,
             "cost_usd": turn.dollars,
         }
-    if span is None or text:
+    if not spans or text:
         return {}
+    tokens = [token for span in spans for token in span.tokens]
     return {
-        "completion_tokens": len(span.tokens),
-        "completion_token_ids": list(span.tokens),
-        "logprobs": list(span.logprobs),
+        "completion_tokens": len(tokens),
+        "completion_token_ids": tokens,
+        "logprobs": [logprob for span in spans for logprob in span.logprobs],
     }
 
 

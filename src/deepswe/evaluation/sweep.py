@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 from deepswe.evaluation.metrics import Estimate
@@ -84,7 +85,8 @@ def turn_lengths(trajectory: Trajectory) -> Iterator[tuple[int, int]]:
         return
     for sequence in trajectory.sequences:
         before = 0
-        for span in sequence:
-            if span.sampled:
-                yield before, len(span.tokens)
-            before += len(span.tokens)
+        for sampled, spans in groupby(sequence, lambda span: span.sampled):
+            length = sum(len(span.tokens) for span in spans)
+            if sampled:
+                yield before, length
+            before += length

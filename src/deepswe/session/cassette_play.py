@@ -174,8 +174,14 @@ class _PlayedPolicy:
             raise PolicyError(f"the cassette has another conversation before this turn of {trajectory}")
         _raise(row)
         said = row["completion"]
-        usage = said["usage"] and Usage(**said["usage"])
-        return Completion(tuple(said["tokens"]), tuple(said["logprobs"]), said["finish"], said["version"], usage)
+        return Completion(
+            tuple(said["tokens"]),
+            tuple(said["logprobs"]),
+            said["finish"],
+            said["version"],
+            said["usage"] and Usage(**said["usage"]),
+            tuple((index, version) for index, version in said["later"]),
+        )
 
     @asynccontextmanager
     async def cohort(self, names: Sequence[str], *, width: int = 0) -> AsyncIterator[None]:

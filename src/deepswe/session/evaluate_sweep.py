@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from deepswe.config import Recipe, build_recipe
@@ -13,15 +14,13 @@ from deepswe.evaluation.evaluations import read_manifest
 from deepswe.evaluation.metrics import outcomes_by_task, pass_at_1
 from deepswe.evaluation.results import Opened, open_evaluation
 from deepswe.evaluation.sweep import Cut, Knob, SweepPoint, cut
-from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
+from deepswe.policy.base import Completion, Sampling
+from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
 from deepswe.rollout.attempt import Attempt
-from deepswe.rollout.reference import SUBMIT
 from deepswe.rollout.scheduler import Scheduler
 from deepswe.session.evaluate import COUNTLESS, Actor, Listed, Plan, run_evaluation
 from deepswe.session.interrupt import run_to_end
-from deepswe.tools.calls import render_call
-from deepswe.tools.catalog import TOOLS
 from deepswe.types import Trajectory
 
 MakeActor = Callable[[Recipe], Actor]
@@ -131,18 +130,11 @@ async def _play(
         for (task_id, number), (t, _) in sorted(short.items())
     )
     batch = Listed("sweep", 0, (), 0, temperature, listed=listed)
-    names = {attempt.name: (attempt.task_id, attempt.attempt) for _, attempt in batch.plan(0)}
-    submit = render_call(SUBMIT, recipe.agent.format, TOOLS)
-
-    def script(name: str) -> Iterator[str]:
-        trajectory, turns = short[names[name.partition("~")[0]]]
-        yield from [step.completion for step in trajectory.steps[:turns]]
-        yield submit
-
+    names = {attempt.name: short[attempt.task_id, attempt.attempt] for _, attempt in batch.plan(0)}
     lifted = {"max_tokens": COUNTLESS, "max_turn_tokens": COUNTLESS, "max_steps": COUNTLESS}
     scheduler = Scheduler(
         opened.suite,
-        ScriptedPolicy(ByteRenderer(), script),
+        _Rewound(names),
         ByteRenderer(),
         rollout=recipe.rollout.model_copy(update=lifted),
         agent=recipe.agent,
@@ -150,6 +142,35 @@ async def _play(
         seed=recipe.run.seed,
     )
     return await scheduler.collect(batch, record=done)
+
+
+class _Rewound:
+    """Plays the first turns of recorded attempts, and then finds no room for another one."""
+
+    version = 0
+
+    def __init__(self, recorded: Mapping[str, tuple[Trajectory, int]]) -> None:
+        self._recorded = recorded
+        self._turns: dict[str, Iterator[str]] = {}
+
+    async def generate(
+        self, trajectory: str, stream: Sequence[int], sampling: Sampling, *, timeout_s: float
+    ) -> Completion:
+        if trajectory not in self._turns:
+            whole, turns = self._recorded[trajectory.partition("~")[0]]
+            self._turns[trajectory] = iter([step.completion for step in whole.steps[:turns]])
+        said = next(self._turns[trajectory], None)
+        if said is None:
+            return Completion((), (), "context", self.version)
+        tokens = ByteRenderer().completion(said)
+        return Completion(tokens, (0.0,) * len(tokens), "stop", self.version)
+
+    @asynccontextmanager
+    async def cohort(self, names: Sequence[str], *, width: int = 0) -> AsyncIterator[None]:
+        yield
+
+    async def release(self, trajectory: str) -> None:
+        self._turns.pop(trajectory, None)
 
 
 def _diverged(replayed: Trajectory, recorded: Trajectory, turns: int) -> bool:
