@@ -56,6 +56,7 @@ class FakeVllm:
         token_s: seconds that one token takes.
         interval: tokens in one event of a stream.
         flat: answer each token without computing a distribution, for load tests.
+        processed: log-probs are those at the temperature of the sampling, not at 1.
         native: whether it has the endpoints of the weight-transfer engines.
         calls: paths of control requests, in order.
     """
@@ -64,6 +65,7 @@ class FakeVllm:
     interval: int = 1
     context: int = 4096
     flat: bool = False
+    processed: bool = True
     native: bool = False
     toy: Toy = field(default_factory=Toy)
     running: int = 0
@@ -156,6 +158,7 @@ class FakeVllm:
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
         tokens, logprobs, finish = self.sample(body, list(body["prompt"]), body["max_tokens"], random.Random())
         choice = self.choice(body, tokens, logprobs, finish)
+        choice["logprobs"]["top_logprobs"][0]["top"] = max(self.shown(body["prompt"], body))
         if "prompt_logprobs" in body:
             prompt = body["prompt"]
             entries: list[Any] = [None]
@@ -203,11 +206,14 @@ class FakeVllm:
             else:
                 token = chance.choices(range(VOCABULARY), [math.exp(value) for value in values])[0]
             tokens.append(token)
-            logprobs.append(values[token])
+            logprobs.append(self.shown(context, body)[token])
             context.append(token)
             if token in body.get("stop_token_ids", ()):
                 return tokens, logprobs, "stop"
         return tokens, logprobs, "length"
+
+    def shown(self, context: list[int], body: dict[str, Any]) -> list[float]:
+        return self.toy.logprobs(context, body["temperature"] if self.processed else 1.0)
 
     def choice(
         self, body: dict[str, Any], tokens: list[int], logprobs: list[float], finish: str | None

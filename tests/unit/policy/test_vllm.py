@@ -143,12 +143,11 @@ def test_without_servers_it_is_refused() -> None:
 
 
 def test_log_probs_at_another_temperature_than_the_sampling_are_refused() -> None:
-    class Raw(FakeVllm):
-        def sample(self, body: Any, *rest: Any) -> Any:
-            return super().sample({**body, "temperature": 1.0}, *rest)
-
     async def run() -> None:
-        async with serving(Raw()) as address, VllmPolicy(VllmConfig(servers=(address,), seeded=True)) as engine:
+        async with serving(FakeVllm()) as address, VllmPolicy(VllmConfig(servers=(address,))) as engine:
+            await engine.check_temperature(0.5)
+        raw = FakeVllm(processed=False)
+        async with serving(raw) as address, VllmPolicy(VllmConfig(servers=(address,))) as engine:
             await engine.check_temperature(1.0)
             with pytest.raises(PolicyError, match="processed_logprobs"):
                 await engine.check_temperature(0.5)
