@@ -37,6 +37,8 @@ class RunConfig(Section):
     """Batch in a fixed order so that the same seed gives the same metrics to the last digit; somewhat slower."""
     threads: int = Field(default=0, ge=0)
     """Threads of the learner and the engine; 0 lets the program choose."""
+    writers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where the rows of metrics.jsonl go besides; each needs the extra of its name."""
 
 
 class ScratchModel(Section):

@@ -29,6 +29,7 @@ from deepswe.training.learner import Learner
 from deepswe.training.loop import TrainingLoop, choose_tasks
 from deepswe.training.metrics import MetricsLog
 from deepswe.training.run import RunDirectory, own_run, write_json
+from deepswe.training.writers import open_writers
 from deepswe.types import Message, Trajectory
 
 
@@ -64,7 +65,8 @@ def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
 
 async def _train(recipe: Recipe, run: RunDirectory, progress: Progress) -> None:
     begun = time.monotonic()
-    store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics)
+    mirror = open_writers(recipe.run.writers, run.path, recipe.model_dump(mode="json"), progress)
+    store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics, mirror)
     earlier = sum(row.get("seconds", 0.0) for row in metrics.rows)
     try:
         async with open_suite(recipe, progress) as opened:

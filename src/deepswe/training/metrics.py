@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from deepswe.errors import StoreError
 
@@ -34,10 +34,32 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-class MetricsLog:
-    """The writer. A row is named by its kind, step, split and name; one that is there already is not written again."""
+class RowTaker(Protocol):
+    """Whatever else wants the rows; see `deepswe.training.writers`."""
 
-    def __init__(self, path: Path) -> None:
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Take one.
+
+        Raises:
+            TrainingError: it cannot be taken.
+        """
+        ...
+
+    def close(self) -> None:
+        """No more come; flush."""
+        ...
+
+
+class MetricsLog:
+    """The writer. A row is named by its kind, step, split and name; one that is there already is not written again.
+
+    Args:
+        path: of the file.
+        mirror: gets each row that is new, after the file has it; closed with the log.
+    """
+
+    def __init__(self, path: Path, mirror: RowTaker | None = None) -> None:
+        self._mirror = mirror
         self.rows = read_rows(path)
         self._known = {self._name(row) for row in self.rows}
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -55,6 +77,8 @@ class MetricsLog:
         os.write(self._fd, json.dumps(row, allow_nan=False).encode() + b"\n")
         self._known.add(self._name(row))
         self.rows.append(row)
+        if self._mirror is not None:
+            self._mirror.write(row)
         return True
 
     def find(self, kind: str, **fields: Any) -> list[Row]:
@@ -64,3 +88,5 @@ class MetricsLog:
     def close(self) -> None:
         """End writing."""
         os.close(self._fd)
+        if self._mirror is not None:
+            self._mirror.close()
