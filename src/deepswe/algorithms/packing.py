@@ -104,6 +104,28 @@ def _make_sample(
     )
 
 
+Stretch = tuple[int, int]
+"""Places of a row, from and to (without the last)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A stretch of a row that is a prefix tree: the new tokens of one sample.
+
+    Attributes:
+        own: where they stand.
+        before: the stretches of the row, in order, that hold the tokens before them; without gaps they are one.
+    """
+
+    own: Stretch
+    before: tuple[Stretch, ...]
+
+    @property
+    def depth(self) -> int:
+        """Tokens before."""
+        return sum(end - start for start, end in self.before)
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """B rows of T tokens, and their N trained tokens in row order.
@@ -115,6 +137,8 @@ class MicroBatch:
         row_N: the sample of each trained token, in the order in which they were collated.
         turn_N: its turn.
         position_BT: positions, which start anew with each sample of a packed row; None where each row is one sample.
+        target_N, from_N, branches: of a row that is a prefix tree (`deepswe.algorithms.prefix`), the trained tokens,
+            the node whose state predicts each, and what each stretch comes after; `mask_BT` then says nothing.
     """
 
     tokens_BT: Tensor
@@ -124,11 +148,15 @@ class MicroBatch:
     row_N: Tensor
     turn_N: Tensor
     position_BT: Tensor | None = None
+    target_N: Tensor | None = None
+    from_N: Tensor | None = None
+    branches: tuple[Branch, ...] | None = None
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
         held = {item.name: getattr(self, item.name) for item in fields(self)}
-        return replace(self, **{name: value.to(device) for name, value in held.items() if value is not None})
+        moved = {name: value.to(device) for name, value in held.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
 
 
 def split_by_tokens(lengths: Sequence[int], budget: int, *, packed: bool = False, multiple: int = 1) -> list[list[int]]:
@@ -145,7 +173,7 @@ def split_by_tokens(lengths: Sequence[int], budget: int, *, packed: bool = False
             as many processes have the same number each.
     """
     batches = _first_fit(lengths, budget) if packed else _padded(lengths, budget)
-    return _halved(batches, lengths, multiple, packed=packed)
+    return halved(batches, lengths, multiple, packed=packed)
 
 
 def _padded(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -159,7 +187,7 @@ def _padded(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
-def _halved(batches: list[list[int]], lengths: Sequence[int], multiple: int, *, packed: bool) -> list[list[int]]:
+def halved(batches: list[list[int]], lengths: Sequence[int], multiple: int, *, packed: bool = False) -> list[list[int]]:
     """The same samples in more micro-batches, until their number is a multiple or none can be divided."""
 
     def cost(batch: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from deepswe.errors import TrainingError, boundary
+from deepswe.training.checkpoint_export import export_model
 
 MANIFEST = "manifest.json"
 _LEARNER, _STATE, _EXPORT = "learner.pt", "state.json", "model"
@@ -77,7 +78,7 @@ def save_checkpoint(
         learner_state: tensors and plain values, as `torch.load(weights_only=True)` reads them.
         state: JSON values.
         keep: at least 1.
-        model, tokenizer: exported with `save_pretrained` unless None.
+        model, tokenizer: exported as `from_pretrained` takes them, unless None.
 
     Raises:
         TrainingError: it could not be written (a full disk, say); the checkpoints before it are untouched.
@@ -88,9 +89,8 @@ def save_checkpoint(
             begin(directory, step)
             with (temporary / _LEARNER).open("wb") as file:
                 torch.save(dict(learner_state), file)
-            for part in (model, tokenizer):
-                if part is not None:
-                    part.save_pretrained(temporary / _EXPORT)
+            if model is not None:
+                export_model(model, tokenizer, temporary / _EXPORT)
             return finish(directory, step, state=state, keep=keep)
     except TrainingError as error:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from deepswe.training.lora import adapters, plain_name
 from deepswe.training.sharded import reshard, whole
@@ -40,15 +41,21 @@ def export_model(model: Any, tokenizer: Any, path: Path, *, writes: bool = True)
         path: a directory.
         writes: whether this process is the one that writes; with shards every process must call.
     """
-    held = {}
-    for name, weight in whole_weights(model):
-        if writes:
-            held[name] = weight
-    if not writes:
-        return
-    model.save_pretrained(path, state_dict=held)
+    if is_plain(model):
+        model.save_pretrained(path)
+    else:
+        held = {name: weight for name, weight in whole_weights(model) if writes}
+        if not writes:
+            return
+        model.save_pretrained(path, state_dict=held)
     if tokenizer is not None:
         tokenizer.save_pretrained(path)
+
+
+def is_plain(model: Any) -> bool:
+    """Whether a model has neither shards nor adapters, so that it can be written as it is."""
+    named = model.named_parameters() if isinstance(model, nn.Module) else ()
+    return not any(isinstance(value, DTensor) or plain_name(name) != name for name, value in named)
 
 
 def _kept_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from deepswe.algorithms.packing import MicroBatch
 from deepswe.errors import TrainingError
 from deepswe.training.forward_head import is_plain, score_by_head
+from deepswe.training.forward_tree import tree_states
 
 LOGITS_PER_CHUNK = 1 << 25
 """Logits alive at once (128 MiB in float32): longer batches compute the head in chunks, and again in the backward. Four
@@ -103,6 +104,8 @@ class TokenScorer:
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """The fields of the scores of `batch`, as a plain tuple."""
+        if batch.branches is not None:
+            return self._forward_tree(batch)
         predicting_BT = batch.mask_BT[:, 1:]
         targets_N = batch.tokens_BT[:, 1:][predicting_BT]
         places = {} if batch.position_BT is None else {"position_ids": batch.position_BT}
@@ -112,9 +115,22 @@ class TokenScorer:
                 return (*self._score(logits_NV, targets_N), None)
             hidden_BTH = self._decoder(input_ids=batch.tokens_BT, use_cache=False, **places).last_hidden_state
             hidden_NH = hidden_BTH[:, :-1][predicting_BT]
-            logp_N, entropy_N = self.score_hidden(hidden_NH, targets_N)
-            value_N = None if self._values is None else self._values(hidden_NH)[:, 0].to(logp_N.dtype)
-            return logp_N, entropy_N, value_N
+            return self._score_states(hidden_NH, targets_N)
+
+    def _forward_tree(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+        if self._decoder is None or batch.from_N is None or batch.target_N is None:
+            raise TrainingError(
+                f"{type(self.model).__name__} does not give the hidden states under its logits, which a prefix tree "
+                "needs; set training.packing to 'padded'"
+            )
+        with self._autocast(batch.tokens_BT.device):
+            hidden_NH = tree_states(self._decoder, batch).index_select(0, batch.from_N)
+            return self._score_states(hidden_NH, batch.target_N)
+
+    def _score_states(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        logp_N, entropy_N = self.score_hidden(hidden_NH, targets_N)
+        value_N = None if self._values is None else self._values(hidden_NH)[:, 0].to(logp_N.dtype)
+        return logp_N, entropy_N, value_N
 
     def score_hidden(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
         """(log-probs of the targets, entropies), from the hidden states under their logits."""

@@ -17,6 +17,7 @@ from deepswe.config import ImitationConfig, TrainingConfig
 from deepswe.errors import TrainingError
 from deepswe.policy.base import Renderer
 from deepswe.training.forward import TokenScorer, check_packing
+from deepswe.training.forward_tree import use_trees
 from deepswe.training.learner_batch import make_mini_batch
 from deepswe.training.optimiser import Decay, Optimiser
 from deepswe.types import Message, TokenSpan, Trajectory
@@ -54,9 +55,11 @@ class Imitation:
         self.model = model.eval()
         self.config = config
         self._budget = training.tokens_per_microbatch
-        self._packed = training.packing == "packed"
-        if self._packed:
+        self._packing = training.packing
+        if self._packing == "packed":
             check_packing(model)
+        if self._packing == "tree":
+            use_trees(model)
         self._seed = seed
         self._scorer = TokenScorer(model, bfloat16=bfloat16)
         self._optimiser = Optimiser(
@@ -119,7 +122,7 @@ class Imitation:
             length=1,
             budget=self._budget,
             device=next(self.model.parameters()).device,
-            packed=self._packed,
+            packing=self._packing,
         )
         loss = entropy = 0.0
         for batch in mini.batches:

@@ -30,8 +30,9 @@ from deepswe.algorithms.packing import MicroBatch, make_samples
 from deepswe.config import AlgorithmConfig, TrainingConfig
 from deepswe.errors import TrainingError
 from deepswe.training.forward import TokenScorer, TokenScores, ValueHead, check_packing, checkpoint_layers, composes
+from deepswe.training.forward_tree import use_trees
 from deepswe.training.learner_batch import MiniBatch, Prepared, emptied, make_mini_batch, share_actions, whiten
-from deepswe.training.learner_metrics import Sums, advantage_row, age_row, batch_row, explained, moments
+from deepswe.training.learner_metrics import Sums, advantage_row, age_row, batch_row, explained, moments, shared_row
 from deepswe.training.optimiser import Optimiser
 from deepswe.training.sharded import KeptWeights, Shards
 from deepswe.types import Trajectory
@@ -76,6 +77,8 @@ class Learner:
         self._shards = shards
         self._device = next(model.parameters()).device if shards is None else shards.device
         composed = _tried(model, config, algorithm, shards)
+        if config.packing == "tree":
+            use_trees(model)
         self._make_scorer: Callable[..., TokenScorer] = lambda scored, **options: TokenScorer(
             scored, temperature=temperature, bfloat16=bfloat16 and shards is None, composed=composed, **options
         )
@@ -111,6 +114,9 @@ class Learner:
 
         Where it is needed and was never called, the first update keeps the weights before it.
         """
+        self._keep_start(weights)
+
+    def _keep_start(self, weights: Mapping[str, Tensor] | None = None) -> None:
         if self._shards is not None:
             self._start = KeptWeights(self.model, self._scorer)
             for name, shard in (weights or {}).items():
@@ -140,14 +146,14 @@ class Learner:
             tokens, trained_tokens, padding_share, groups, groups_uniform, groups_informative, and trajectories_* as
             counted by the filters; seconds. Where they are measured: kl_start (nats a token), importance_mean and
             importance_bound (share of weights at or outside their bounds), value_loss and value_explained (share of
-            the targets' variance).
+            the targets' variance), shared (with packing "tree": share of the tokens that another one stood for).
 
         Raises:
             TrainingError: loss or gradient is not finite; the weights are those before the failed update.
         """
         started = time.perf_counter()
         if self.needs_start and self._start is None:
-            self.set_start()
+            self._keep_start()
         version, rate = self.version, self._optimiser.rate
         selections = select_groups(groups, self.algorithm, version=version)
         parts = _split_evenly(selections, self.config.updates_per_step)
@@ -166,6 +172,7 @@ class Learner:
             **advantage_row([batch.advantage_N for batches in whole for batch in batches]),
             **age_row(selections, version),
             **batch_row(minis, selections),
+            **(shared_row(minis) if self.config.packing == "tree" else {}),
             "updates": sums.values["updates"],
             "seconds": time.perf_counter() - started,
         }
@@ -208,7 +215,7 @@ class Learner:
             length=self._length,
             budget=self.config.tokens_per_microbatch,
             device=self._device,
-            packed=self.config.packing == "packed",
+            packing=self.config.packing,
             multiple=1 if self._shards is None else self._shards.size,
         )
 
@@ -274,7 +281,7 @@ class Learner:
 
     def _start_scorer(self) -> Callable[[MicroBatch], TokenScores]:
         if self._start is None:
-            self.set_start()
+            self._keep_start()
         assert self._start is not None
         return self._start
 

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from deepswe.algorithms.advantages import whitened
 from deepswe.algorithms.losses import DENOMINATORS
-from deepswe.algorithms.packing import MicroBatch, TrainingSample, collate, padding_share, split_by_tokens
+from deepswe.algorithms.packing import (
+    Branch,
+    MicroBatch,
+    TrainingSample,
+    collate,
+    padding_share,
+    split_by_tokens,
+)
+from deepswe.algorithms.prefix import collate_tree, split_by_nodes
+
+Packing = Literal["padded", "packed", "tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +33,7 @@ class MiniBatch:
         denominators: for each micro-batch, the denominator of each of its tokens; taken over all samples.
         samples, tokens, trained_tokens: in all, without padding.
         padding_share: of the computed tokens.
+        computed: tokens that go through the model: with padding, and shared prefixes of a tree once.
     """
 
     batches: list[MicroBatch]
@@ -30,6 +42,7 @@ class MiniBatch:
     tokens: int
     trained_tokens: int
     padding_share: float
+    computed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,7 @@ def make_mini_batch(
     length: int,
     budget: int,
     device: torch.device,
-    packed: bool = False,
+    packing: Packing = "padded",
     multiple: int = 1,
 ) -> MiniBatch:
     """Cut samples into micro-batches; the denominators are those of all of them together.
@@ -73,7 +86,7 @@ def make_mini_batch(
         length: the constant length.
         budget: tokens of a micro-batch, padding included.
         device: where the micro-batches go.
-        packed: samples stand end to end in a row instead of one a row.
+        packing: one sample a row, padded; end to end in one row; or as a prefix tree, whose budget is in nodes.
         multiple: the number of micro-batches is a multiple of it where there are samples enough.
     """
     kept = [[sample for sample in samples if sample.trained] for samples in trajectories_samples]
@@ -83,8 +96,7 @@ def make_mini_batch(
     denominators = torch.tensor([of_trajectory[owner] for owner, samples in enumerate(kept) for _ in samples])
     samples = [sample for samples in kept for sample in samples]
     lengths = [sample.length for sample in samples]
-    split = split_by_tokens(lengths, budget, packed=packed, multiple=multiple)
-    batches = [collate([samples[index] for index in indices], packed=packed) for indices in split]
+    split, batches = _cut(samples, budget, packing, multiple)
     return MiniBatch(
         batches=[batch.to(device) for batch in batches],
         denominators=[
@@ -93,8 +105,21 @@ def make_mini_batch(
         samples=len(samples),
         tokens=sum(lengths),
         trained_tokens=sum(trained),
-        padding_share=0.0 if packed else padding_share(lengths, split),
+        padding_share=padding_share(lengths, split) if packing == "padded" else 0.0,
+        computed=sum(batch.tokens_BT.numel() for batch in batches),
     )
+
+
+def _cut(
+    samples: Sequence[TrainingSample], budget: int, packing: Packing, multiple: int
+) -> tuple[list[list[int]], list[MicroBatch]]:
+    """(the indices of the samples of each micro-batch, the micro-batches)."""
+    if packing == "tree":
+        split = split_by_nodes([sample.tokens_L for sample in samples], budget, multiple=multiple)
+        return split, [collate_tree([samples[index] for index in indices]) for indices in split]
+    packed = packing == "packed"
+    split = split_by_tokens([sample.length for sample in samples], budget, packed=packed, multiple=multiple)
+    return split, [collate([samples[index] for index in indices], packed=packed) for indices in split]
 
 
 def emptied(pair: tuple[MicroBatch, Tensor]) -> tuple[MicroBatch, Tensor]:
@@ -108,6 +133,9 @@ def emptied(pair: tuple[MicroBatch, Tensor]) -> tuple[MicroBatch, Tensor]:
         row_N=batch.row_N[:0],
         turn_N=batch.turn_N[:0],
         position_BT=None if batch.position_BT is None else batch.position_BT[:, :2],
+        target_N=None if batch.target_N is None else batch.target_N[:0],
+        from_N=None if batch.from_N is None else batch.from_N[:0],
+        branches=None if batch.branches is None else (Branch((0, batch.tokens_BT[:, :2].shape[1]), ()),),
     )
     return nothing, denominator_N[:0]
 

@@ -93,3 +93,9 @@ def batch_row(minis: Sequence[MiniBatch], selections: Sequence[Selection]) -> di
         "groups_informative": float(sum(selection.informative for selection in selections)),
         **{f"trajectories_{kind}": float(counts[kind]) for kind in kinds},
     }
+
+
+def shared_row(minis: Sequence[MiniBatch]) -> dict[str, float]:
+    """The share of tokens that were computed once for several samples."""
+    tokens = sum(mini.tokens for mini in minis)
+    return {"shared": 1.0 - sum(mini.computed for mini in minis) / tokens if tokens else 0.0}

@@ -116,9 +116,8 @@ class Shards:
     @property
     def device(self) -> torch.device:
         """Where this process computes."""
-        return torch.device(
-            self.mesh.device_type, torch.cuda.current_device() if self.mesh.device_type == "cuda" else None
-        )
+        kind = self.mesh.device_type
+        return torch.device(f"cuda:{torch.cuda.current_device()}" if kind == "cuda" else kind)
 
     def share(self, items: Sequence[T], filler: Callable[[T], T]) -> list[T]:
         """This process's share: every one gets as many, since each micro-batch is a collective.
@@ -177,7 +176,7 @@ class Shards:
                 dict(full or {}),
                 options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=False),
             )
-        setattr(model, _PASS, MethodType(lambda _, batch: scorer.forward(batch), model))
+        setattr(model, _PASS, MethodType(lambda _, batch: _own(scorer.forward(batch)), model))
         register_fsdp_forward_method(model, _PASS)
         scorer.run = getattr(model, _PASS)
 
@@ -221,6 +220,11 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def _own(scores: tuple[Tensor, Tensor, Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The same, none a view, as FSDP wants the outputs on which it hangs its hooks."""
+    return tuple(None if score is None else score.clone() for score in scores)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -105,3 +105,11 @@ def test_packed_split_is_a_partition_within_budget(lengths, budget):
     batches = split_by_tokens(lengths, budget, packed=True)
     assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
     assert all(len(batch) == 1 or sum(lengths[index] for index in batch) <= budget for batch in batches)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_micro_batches_are_halved_until_each_process_has_as_many(packed):
+    split = split_by_tokens([9, 8, 3, 2, 1], 12, packed=packed, multiple=2)
+    assert len(split) % 2 == 0
+    assert sorted(index for batch in split for index in batch) == list(range(5))
+    assert split_by_tokens([9], 12, packed=packed, multiple=2) == [[0]]

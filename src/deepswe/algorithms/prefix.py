@@ -1,0 +1,149 @@
+"""Prefix trees: many samples as one row in which every shared prefix stands once.
+
+The attempts of a group share their prompt, and where the history of later turns is stripped of its thinking, the
+sequences of one trajectory share all turns before. With causal attention a token's hidden state depends on what is left
+of it alone, so equal prefixes have equal states: each is computed once, and its gradient is the sum over those who
+share it. A node of the tree is one token after one prefix.
+
+Samples are put in the order of their tokens, so that each shares most with its neighbour; a sample's new tokens then
+follow each other in the row, and its earlier ones are a few stretches of what is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepswe.algorithms.packing import Branch, MicroBatch, Stretch, TrainingSample, halved
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTree:
+    """Samples as one row of nodes.
+
+    Attributes:
+        branches: in the order of the row, which they fill.
+        node_of: for each sample, as given, the node of each of its tokens.
+    """
+
+    branches: tuple[Branch, ...]
+    node_of: tuple[Tensor, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Tokens that are computed."""
+        return self.branches[-1].own[1] if self.branches else 0
+
+
+def shared_length(left: Tensor, right: Tensor) -> int:
+    """Tokens at the beginning that two sequences have in common."""
+    count = min(len(left), len(right))
+    differs = (left[:count] != right[:count]).nonzero()
+    return int(differs[0, 0]) if len(differs) else count
+
+
+def tree_order(samples: Sequence[Tensor]) -> list[int]:
+    """The indices of sequences in the order of their tokens, so that neighbours share most."""
+    return sorted(range(len(samples)), key=lambda index: (samples[index].tolist(), index))
+
+
+def build_tree(samples: Sequence[Tensor]) -> PrefixTree:
+    """The tree of token sequences, each with at least one token."""
+    branches: list[Branch] = []
+    node_of: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * len(samples)
+    path: list[Stretch] = []
+    before: Tensor | None = None
+    made = 0
+    for index in tree_order(samples):
+        tokens = samples[index]
+        shared = 0 if before is None else shared_length(before, tokens)
+        path = _cut(path, shared)
+        if shared < len(tokens):
+            own = (made, made + len(tokens) - shared)
+            branches.append(Branch(own, tuple(path)))
+            path = _joined([*path, own])
+            made = own[1]
+        node_of[index] = torch.cat([torch.arange(start, end) for start, end in path])
+        before = tokens
+    return PrefixTree(tuple(branches), tuple(node_of))
+
+
+def split_by_nodes(samples: Sequence[Tensor], budget: int, *, multiple: int = 1) -> list[list[int]]:
+    """Partition the indices of sequences into trees of at most `budget` nodes, neighbours together.
+
+    A sequence longer than the budget gets a tree of its own.
+
+    Args:
+        samples: their tokens.
+        budget: most nodes of a tree.
+        multiple: the number of trees is a multiple of it where there are sequences enough.
+    """
+    batches: list[list[int]] = []
+    nodes, before = 0, None
+    for index in tree_order(samples):
+        tokens = samples[index]
+        new = len(tokens) - (0 if before is None else shared_length(before, tokens))
+        if batches and nodes + new <= budget:
+            batches[-1].append(index)
+            nodes += new
+        else:
+            batches.append([index])
+            nodes = len(tokens)
+        before = tokens
+    return halved(batches, [len(tokens) for tokens in samples], multiple)
+
+
+def collate_tree(samples: Sequence[TrainingSample]) -> MicroBatch:
+    """Samples as one micro-batch of one row, each shared prefix once; the trained tokens stay those of each sample.
+
+    Args:
+        samples: at least one.
+    """
+    tree = build_tree([sample.tokens_L for sample in samples])
+    tokens_T = torch.empty(tree.nodes, dtype=torch.int64)
+    position_T = torch.empty(tree.nodes, dtype=torch.int64)
+    for sample, nodes_L in zip(samples, tree.node_of, strict=True):
+        tokens_T[nodes_L] = sample.tokens_L
+        position_T[nodes_L] = torch.arange(sample.length)
+
+    def trained(name: str) -> Tensor:
+        return torch.cat([getattr(sample, name)[sample.mask_L] for sample in samples])
+
+    pairs = list(zip(samples, tree.node_of, strict=True))
+    return MicroBatch(
+        tokens_BT=tokens_T[None],
+        mask_BT=torch.zeros(1, tree.nodes, dtype=torch.bool),
+        sampler_logp_N=trained("sampler_logp_L"),
+        advantage_N=trained("advantage_L"),
+        row_N=torch.cat([torch.full((sample.trained,), row) for row, sample in enumerate(samples)]),
+        turn_N=trained("turn_L"),
+        position_BT=position_T[None],
+        target_N=trained("tokens_L"),
+        from_N=torch.cat([nodes_L[:-1][sample.mask_L[1:]] for sample, nodes_L in pairs]),
+        branches=tree.branches,
+    )
+
+
+def _cut(path: Sequence[Stretch], length: int) -> list[Stretch]:
+    """The first `length` places of a path."""
+    kept: list[Stretch] = []
+    for start, end in path:
+        if length <= 0:
+            break
+        kept.append((start, min(end, start + length)))
+        length -= end - start
+    return kept
+
+
+def _joined(path: Sequence[Stretch]) -> list[Stretch]:
+    """The same path with neighbours made one."""
+    made: list[Stretch] = []
+    for start, end in path:
+        if made and made[-1][1] == start:
+            made[-1] = (made[-1][0], end)
+        else:
+            made.append((start, end))
+    return made

@@ -1,0 +1,91 @@
+from functools import partial
+
+import pytest
+import torch
+from torch.nn.functional import rms_norm
+
+from deepswe.algorithms.packing import collate, make_samples
+from deepswe.algorithms.prefix import collate_tree
+from deepswe.config import AlgorithmConfig, TrainingConfig
+from deepswe.errors import TrainingError
+from deepswe.training import forward_tree
+from deepswe.training.forward import TokenScorer, checkpoint_layers
+from deepswe.training.forward_tree import use_trees
+from deepswe.training.learner import Learner
+from deepswe.types import Ending, Graded, TokenSpan, Trajectory
+
+
+def sharing_group(size=4, prompt=7):
+    """Attempts that share a prompt, and two of them the beginning of what they sampled."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(count):
+        return tuple(torch.randint(0, 32, (count,), generator=generator).tolist())
+
+    opening, first = draw(prompt), draw(3)
+    group = []
+    for number in range(size):
+        sampled = (*(first if number < 2 else draw(3)), *draw(2 + number))
+        spans = (TokenSpan(opening, False), TokenSpan(sampled, True, (-3.4,) * len(sampled)))
+        group.append(Trajectory("t", number, "train", 0, spans, (), Ending.SUBMITTED, Graded(float(number % 2))))
+    return group
+
+
+def exact(model):
+    """Norms in the model's own type: those of `transformers` round to float32, in another order for a shared prefix."""
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = partial(rms_norm, normalized_shape=module.weight.shape, weight=module.weight, eps=1e-6)
+    return model
+
+
+def gradients(model, batch):
+    scores = TokenScorer(model)(batch)
+    (scores.logp_N * torch.linspace(-1, 1, len(scores.logp_N), dtype=scores.logp_N.dtype)).sum().backward()
+    return scores.logp_N.detach(), [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_a_tree_gives_the_scores_and_gradients_of_whole_sequences(make_model, monkeypatch, recomputed):
+    monkeypatch.setattr(forward_tree, "BLOCK", 3)
+    samples = [sample for trajectory in sharing_group() for sample in make_samples(trajectory, [1.0])]
+    wanted = gradients(exact(make_model()), collate(samples))
+    model = exact(make_model())
+    use_trees(model)
+    if recomputed:
+        checkpoint_layers(model)
+    batch = collate_tree(samples)
+    found = gradients(model, batch)
+    assert batch.tokens_BT.shape[1] < sum(sample.length for sample in samples)
+    assert torch.allclose(found[0], wanted[0], atol=1e-12)
+    for got, right in zip(found[1], wanted[1], strict=True):
+        assert torch.allclose(got, right, atol=1e-10)
+
+
+def test_an_update_on_trees_equals_a_padded_one(make_model):
+    groups, rows = [sharing_group(), sharing_group(size=3, prompt=4)], []
+    for packing in ("padded", "tree"):
+        training = TrainingConfig(learning_rate=1e-3, packing=packing, tokens_per_microbatch=40)
+        algorithm = AlgorithmConfig(normalisation="token_mean")
+        learner = Learner(exact(make_model()), training, algorithm, max_tokens=50)
+        rows.append(learner.update(groups))
+    for name in ("loss", "grad_norm", "entropy", "tokens", "trained_tokens"):
+        assert rows[1][name] == pytest.approx(rows[0][name], abs=1e-9)
+    assert 0.2 < rows[1]["shared"] < 0.6
+
+
+def test_a_model_with_trees_acts_as_before_without_them(make_model):
+    tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
+    model = make_model().eval()
+    before = model(input_ids=tokens, attention_mask=(tokens > 0).long()).logits
+    use_trees(model)
+    assert torch.equal(model(input_ids=tokens, attention_mask=(tokens > 0).long()).logits, before)
+
+
+def test_a_model_that_looks_back_in_another_way_is_refused(make_model):
+    model = make_model()
+    for layer in model.model.layers:
+        forward = layer.self_attn.forward
+        layer.self_attn.forward = lambda *args, branches=None, forward=forward, **kwargs: forward(*args, **kwargs)
+    with pytest.raises(TrainingError, match=r"cannot compute shared prefixes once; set training\.packing"):
+        use_trees(model)

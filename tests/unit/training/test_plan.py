@@ -1,0 +1,117 @@
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from deepswe.config import LoraAdapters, build_recipe
+from deepswe.training import plan_trace
+from deepswe.training.plan import (
+    CPU_CORE,
+    GIB,
+    EngineReckoning,
+    flops_per_token,
+    learner_memory,
+    learner_tokens_per_s,
+    make_plan,
+    step_times,
+)
+from deepswe.training.plan_trace import StepMemory, model_facts, step_memory
+
+
+def small(layers=4, **changes):
+    options = {
+        "vocab_size": 64,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    }
+    return Qwen3Config(num_hidden_layers=layers, **{**options, **changes})
+
+
+def recipe(**sections):
+    tree = {"run": {"name": "r"}, "tasks": {"kind": "frozenlake"}, **sections}
+    return build_recipe(tree, origin="test")
+
+
+def test_facts_are_those_of_the_real_model():
+    for tied in (True, False):
+        config = small(tie_word_embeddings=tied)
+        facts, model = model_facts(config), Qwen3ForCausalLM(config)
+        assert facts.parameters == sum(p.numel() for p in model.parameters())
+        assert facts.layer == sum(p.numel() for p in model.model.layers[0].parameters())
+        assert facts.outer == facts.parameters - 4 * facts.layer
+        assert facts.active == 4 * facts.layer + 64 * 16
+        assert facts.cache_values == 2 * 4 * 1 * 8
+    # q, k, v, o, gate, up, down of each layer, rank x (inputs + outputs)
+    assert facts.lora(2) == 4 * 2 * ((16 + 16) + 2 * (16 + 8) + (16 + 16) + 3 * (16 + 32))
+
+
+def test_a_deep_model_is_reckoned_from_two_shallow_ones(monkeypatch):
+    config = small(layers=5)
+    reckoned = step_memory(config, rows=2, length=24, recompute=False, autocast=False)
+    monkeypatch.setattr(plan_trace, "MORE", 5)
+    assert step_memory(config, rows=2, length=24, recompute=False, autocast=False) == reckoned
+
+
+def test_recomputed_layers_keep_their_inputs_alone():
+    config = small(layers=3)
+    kept = step_memory(config, rows=2, length=24, recompute=False, autocast=False).activations
+    few = step_memory(config, rows=2, length=24, recompute=True, autocast=False).activations
+    inputs = 3 * 2 * 24 * 16 * 4
+    assert inputs <= few < kept / 3
+
+
+def test_adapters_are_traced_with_what_they_keep():
+    pytest.importorskip("peft")
+    whole = step_memory(small(layers=2), rows=1, length=8, recompute=False, autocast=False)
+    lora = step_memory(small(layers=2), rows=1, length=8, recompute=False, autocast=False, lora=LoraAdapters(rank=2))
+    assert 0.5 * whole.activations < lora.activations < 1.5 * whole.activations
+
+
+def test_operations_of_a_token_by_hand():
+    facts = model_facts(small())
+    assert flops_per_token(facts, 100) == 6 * facts.active + 6 * 4 * 16 * 100
+
+
+def test_memory_of_the_learner_by_hand():
+    facts, step = model_facts(small()), StepMemory(1000, 500)
+    plain = learner_memory(recipe(algorithm={"kl_start_every": 0}), facts, step)
+    assert plain["weights"] == plain["gradients"] == 4 * facts.parameters
+    assert plain["optimiser"] == 8 * facts.parameters
+    assert (plain["activations"], plain["logits and products"], plain["start of RL"]) == (1000, 500, 0)
+    assert learner_memory(recipe(), facts, step)["start of RL"] == 4 * facts.parameters
+    shared = learner_memory(recipe(cluster={"learner_gpus": 4}), facts, step)
+    assert shared["optimiser"] == 2 * facts.parameters
+    assert shared["gathered weights"] == 4 * (facts.outer + 2 * facts.layer) + 8 * (facts.outer + facts.layer)
+    lora = learner_memory(recipe(model={"lora": {"rank": 2}, "dtype": "bfloat16"}), facts, step)
+    assert lora["weights"] == 2 * facts.parameters + 4 * facts.lora(2)
+    offloaded = learner_memory(recipe(training={"cpu_offload": True}), facts, step)
+    assert offloaded["weights"] == offloaded["optimiser"] == 0
+
+
+def test_an_asynchronous_step_takes_the_slower_part_and_a_synchronous_one_both():
+    engine = EngineReckoning(0, 0, True, width=64, tokens_per_s=1, trajectory_s=100)
+    rollout = {"tasks_per_step": 16, "group_size": 8}
+    together = step_times(recipe(rollout=rollout), engine, learner_s=30)
+    assert together == {"learner": 30, "rollout": 200, "step": 230}
+    apart = step_times(recipe(rollout=rollout, asynchrony={"max_age": 2}), engine, learner_s=30)
+    assert apart == {"learner": 30, "rollout": 200, "step": 200}
+
+
+def test_what_does_not_fit_is_named_with_its_largest_part():
+    facts = model_facts(small())
+    made = make_plan(recipe(), facts, StepMemory(int(3 * GIB), 0), machine_gib=2.0, cores=2)
+    assert len(made.problems) == 1
+    assert "the learner needs" in made.problems[0]
+    assert "3.0 of them for activations" in made.problems[0]
+    assert make_plan(recipe(), facts, StepMemory(1, 0), machine_gib=64.0, cores=2).problems == ()
+
+
+def test_more_cores_train_more_tokens():
+    facts = model_facts(small())
+    one, two = (learner_tokens_per_s(recipe(), facts, 10, cores=cores) for cores in (1, 2))
+    assert two == pytest.approx(2 * one)
+    assert one < CPU_CORE.tflops * 1e12 / flops_per_token(facts, 10)
+    assert torch.get_num_threads() == 1
