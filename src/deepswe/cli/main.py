@@ -22,6 +22,8 @@ from deepswe.cli import (
     reproduce,
     rollout,
     sandbox,
+    serve,
+    simulate,
     sweep,
     tasks,
     tests,
@@ -57,6 +59,8 @@ app.command()(reproduce.reproduce)
 app.command()(rank.rank)
 app.command()(rank.curves)
 app.command()(audit.audit)
+app.command()(simulate.simulate)
+app.command()(serve.serve)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(sandbox.app, name="sandbox")
 app.add_typer(verifier.app, name="verifier")

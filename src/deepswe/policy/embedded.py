@@ -16,7 +16,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -640,9 +640,10 @@ class EmbeddedPolicy:
         finally:
             self._resume()
 
-    async def publish(self, version: int) -> None:
-        """The shared weights are those of `version` now; called inside `updating`."""
+    async def publish(self, version: int) -> Mapping[str, float]:
+        """The shared weights are those of `version` now; called inside `updating`. Nothing is measured."""
         self.version = version
+        return {}
 
     @contextmanager
     def paused(self) -> Iterator[None]:

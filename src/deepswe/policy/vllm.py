@@ -141,7 +141,7 @@ class VllmPolicy:
         Raises:
             PolicyError: a server gives those at temperature 1.
         """
-        if temperature == 1.0:
+        if temperature in (0.0, 1.0):
             return
         for server in self.servers:
             seen: list[float] = []

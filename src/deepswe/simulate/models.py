@@ -119,13 +119,14 @@ class SimulatedEngine:
         finally:
             self._open.set()
 
-    async def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> Mapping[str, float]:
         """New weights, after the time that it takes to move them."""
         self._open.clear()
         self._pauses += 1
         await asyncio.sleep(self._profile.publish_s)
         self.version = version
         self._open.set()
+        return {}
 
 
 class SimulatedBackend:

@@ -64,6 +64,22 @@ class Simulated:
     dropped: int
     bottleneck: str
 
+    def text(self) -> str:
+        """For people, line by line."""
+        total = max(sum(self.ages.values()), 1)
+        ages = ", ".join(f"{age}: {100 * count / total:.0f}%" for age, count in self.ages.items())
+        return "\n".join(
+            [
+                f"{self.steps_per_hour:.2f} steps/h, {self.attempts_per_hour:.0f} attempts/h "
+                f"({self.steps} steps in {self.seconds / 3600:.1f} h)",
+                f"used: learner {100 * self.learner:.0f}%, engine {100 * self.engine:.0f}%, sandboxes "
+                f"{100 * self.sandboxes:.0f}%, attempts in flight {100 * self.in_flight:.0f}%",
+                f"age of attempts when they train, in updates: {ages}",
+                f"cut: {self.cut} attempts, dropped: {self.dropped} groups",
+                f"bottleneck: {self.bottleneck}",
+            ]
+        )
+
     def as_json(self) -> dict[str, object]:
         """Plain values."""
         return asdict(self)

@@ -59,8 +59,11 @@ class Updatable(Protocol):
         """The learner trains inside; an engine that shares its weights samples nothing then."""
         ...
 
-    async def publish(self, version: int) -> None:
+    async def publish(self, version: int) -> Mapping[str, float]:
         """From now on sample from the learner's present weights, which are those of `version`.
+
+        Returns:
+            what was measured of it, for the metrics.
 
         Raises:
             PolicyError: the engine did not take them.
@@ -235,7 +238,7 @@ class TrainingLoop:
                 measure_start=every > 0 and (step + 1) % every == 0,
             )
             learnt = _now()
-            await self._engine.publish(self._learner.version)
+            published = await self._engine.publish(self._learner.version)
         row = {
             "kind": "train",
             "step": step + 1,
@@ -243,6 +246,7 @@ class TrainingLoop:
             **{name: value for name, value in update.items() if name != "seconds"},
             **{name: value - counted.get(name, 0) for name, value in self._counters().items()},
             "draws": len(draws),
+            **published,
             **({**self._flow.row(step, groups), "publish_s": _now() - learnt} if self._flow else {}),
             "rollout_s": rollout_s,
             "learner_s": update["seconds"],

@@ -1,0 +1,173 @@
+"""vLLM servers of a recipe, as processes of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from deepswe.config import Recipe
+from deepswe.envs.suites import open_suite
+from deepswe.errors import PolicyError
+from deepswe.optional import optional_module
+from deepswe.policy.models import load_policy_model
+from deepswe.progress import Progress
+from deepswe.session.interrupt import run_to_end
+
+START_S = 1800.0
+"""A large model takes minutes to load and to compile."""
+STOP_S = 20.0
+LOOK_S = 0.5
+
+
+def server_arguments(recipe: Recipe, model: str, *, host: str, port: int) -> tuple[str, ...]:
+    """The command of one server.
+
+    Args:
+        recipe: its engine section, and the limit on tokens.
+        model: a directory or a name on the hub.
+        host, port: where it listens.
+    """
+    config = recipe.engine.vllm
+    native = (
+        (f'--weight-transfer-config={{"backend": "{config.transfer}"}}',) if config.transfer in ("nccl", "ipc") else ()
+    )
+    return (
+        *(config.python, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", model, "--host", host, "--port", str(port)),
+        *("--served-model-name", config.model or "policy", "--max-model-len", str(recipe.rollout.max_tokens)),
+        *("--dtype", recipe.model.dtype, "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
+        "--enable-prefix-caching",
+        *native,
+        *config.arguments,
+    )
+
+
+def server_environment(number: int, gpus: int) -> dict[str, str]:
+    """The environment of one server: developer mode, which has the endpoints for weights, and its GPUs."""
+    names = ",".join(str(number * gpus + place) for place in range(gpus))
+    return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", **({"CUDA_VISIBLE_DEVICES": names} if gpus else {})}
+
+
+@asynccontextmanager
+async def running_server(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """One server's process for the length of the block, and whatever it starts; its words go to `log`.
+
+    Raises:
+        PolicyError: it cannot be started.
+    """
+    with log.open("ab") as words:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, env=dict(environment), stdout=words, stderr=words, start_new_session=True
+            )
+        except OSError as error:
+            raise PolicyError(
+                f"{command[0]} cannot be started: {error.strerror}; set engine.vllm.python to the interpreter of "
+                "vLLM's environment"
+            ) from error
+    try:
+        yield process
+    finally:
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, sign)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+
+
+def serve_recipe(
+    recipe: Recipe,
+    *,
+    servers: int,
+    gpus: int,
+    host: str,
+    port: int,
+    progress: Progress,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Start the servers, say when they answer, and keep them until an interrupt.
+
+    Args:
+        recipe: whose model they serve; one from scratch is written to a directory first.
+        servers: how many.
+        gpus: of each; 0 leaves the choice to vLLM.
+        host, port: where the first one listens; the others take the next ports.
+        progress: is told what happens.
+        on_ready: gets the setting that names them, once all answer.
+
+    Raises:
+        PolicyError: one did not start, or ended; quotes its last words.
+    """
+    run_to_end(_serve(recipe, servers, gpus, host, port, progress, on_ready))
+
+
+async def _serve(
+    recipe: Recipe, servers: int, gpus: int, host: str, port: int, progress: Progress, on_ready: Callable[[str], None]
+) -> None:
+    async with AsyncExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deepswe-serve-")))
+        model = recipe.model.path or str(await _from_scratch(recipe, scratch / "model", progress))
+        aiohttp = optional_module("aiohttp", "vllm", "talk to vLLM servers")
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        started = []
+        for number in range(servers):
+            log = scratch / f"server-{number}.log"
+            command = server_arguments(recipe, model, host=host, port=port + number)
+            process = await stack.enter_async_context(running_server(command, server_environment(number, gpus), log))
+            started.append((f"http://{host}:{port + number}", process, log))
+        progress.say(f"starting {servers} vLLM server(s) for {model}; their logs are in {scratch}")
+        for address, process, log in started:
+            await _until_healthy(session, address, process, log)
+        names = ", ".join(f'"{address}"' for address, _, _ in started)
+        on_ready(f"engine.vllm.servers=[{names}]")
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for address, process, log in started:
+                _check_alive(address, process, log)
+
+
+async def _from_scratch(recipe: Recipe, directory: Path, progress: Progress) -> Path:
+    """The model that a run of this recipe begins with, as `from_pretrained` loads it."""
+    async with open_suite(recipe, progress) as opened:
+        loaded = load_policy_model(recipe.model, corpus=opened.suite.corpus(), seed=recipe.run.seed)
+        loaded.model.save_pretrained(directory)
+        loaded.tokenizer.save_pretrained(directory)
+    return directory
+
+
+async def _until_healthy(session: Any, address: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    try:
+        async with asyncio.timeout(START_S):
+            while not await _is_healthy(session, address):
+                _check_alive(address, process, log)
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError as error:
+        raise PolicyError(f"{address} does not answer {START_S:.0f} s after its start; {_last_words(log)}") from error
+
+
+async def _is_healthy(session: Any, address: str) -> bool:
+    aiohttp = optional_module("aiohttp", "vllm", "talk to vLLM servers")
+    try:
+        async with session.get(f"{address}/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            return bool(response.status == 200)
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+
+
+def _check_alive(address: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    if process.returncode is not None:
+        raise PolicyError(f"the server at {address} has ended with exit code {process.returncode}; {_last_words(log)}")
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "its last words: " + " | ".join(line.strip() for line in lines[-4:] if line.strip())[:600]
