@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from tokenizers import Tokenizer
 
 from deepswe.analysis.charts import draw_before_after, draw_panel
 from deepswe.analysis.harmless import clip, harmless
 from deepswe.analysis.panels import Panel, imitation_panels, run_panels, run_warnings
 from deepswe.analysis.record import Row, RunRecord, number, read_run, total
 from deepswe.analysis.samples import AttemptNote, Sample, choose_samples, note_attempts, read_samples
+from deepswe.analysis.viewer.tokenizer import decoder_of
 from deepswe.atomic import write_atomically
-from deepswe.errors import RunError, boundary
+from deepswe.errors import RunError
 from deepswe.evaluation.metrics import Difference, Estimate, paired_difference, pass_at_1
 from deepswe.rollout.canaries import CANARY, KINDS
 from deepswe.rollout.store import TrajectoryStore
@@ -92,7 +92,7 @@ def render_report(run: RunRecord, *, opening: Callable[[Sequence[int]], str] | N
     notes = note_attempts(store)
     headlines = make_headlines(notes)
     samples = read_samples(store, choose_samples(notes))
-    decode = opening or _newest_tokenizer(run.directory)
+    decode = opening or decoder_of(run, None)
     tested = [row for row in run.rows if number(row, "grade_runs") is not None]
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalize)
     environment.filters.update(
@@ -268,21 +268,6 @@ def _issue(trajectory: Trajectory, opening: Callable[[Sequence[int]], str] | Non
         return issue
     first = trajectory.spans[0] if trajectory.spans else None
     return opening(first.tokens) if opening is not None and first is not None and not first.sampled else ""
-
-
-def _newest_tokenizer(directory: Path) -> Callable[[Sequence[int]], str] | None:
-    found = sorted(directory.glob("checkpoints/*/step-*/model/tokenizer.json"), key=lambda path: path.parts[-3])
-    if not found:
-        return None
-    with boundary("analysis.tokenizer", RunError):
-        tokenizer = Tokenizer.from_file(str(found[-1]))
-
-    def decode(tokens: Sequence[int]) -> str:
-        with boundary("analysis.tokenizer", RunError):
-            text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
-        return text
-
-    return decode
 
 
 def _diff_lines(diff: str) -> list[tuple[str, str]]:
