@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, stdev
 
 from deepswe.types import Ending, Trajectory
@@ -192,6 +193,7 @@ def group_by(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], str
     return {name: tuple(groups[name]) for name in sorted(groups)}
 
 
+@lru_cache(maxsize=1024)
 def student_quantile(probability: float, degrees: int) -> float:
     """The quantile of Student's t distribution, right to about 1e-9, by bisection of its distribution function.
 

@@ -133,9 +133,12 @@ class Scheduler:
             for task, attempt in waiting:
                 await one(task, attempt)
 
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.slots.capacity, len(todo))):
-                group.create_task(worker())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self.slots.capacity, len(todo))):
+                    group.create_task(worker())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures  # the first, such as a full disk, ended the others
 
     async def attempt(
         self, task: HasId, attempt: Attempt, retried: frozenset[Ending], cut: Cut | None = None

@@ -7,7 +7,7 @@ so that a killed evaluation goes on where it was, and more attempts or tasks add
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from deepswe.envs.base import HasId
 from deepswe.envs.suites import OpenSuite, open_suite
 from deepswe.errors import ConfigError, DeepsweError
 from deepswe.evaluation.evaluations import config_hash, next_segment, phase_of, read_manifest, recorded, write_entry
-from deepswe.evaluation.summary import Row, summarise, used_by
+from deepswe.evaluation.summary import Row, summarise
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
@@ -221,97 +221,94 @@ async def _evaluate(
     recorder: Recorder | None,
 ) -> Evaluation:
     phase = phase_of(plan.split, config_hash(recipe, actor.identity))
-    store, begun = TrajectoryStore(run), time.monotonic()
     async with open_suite(recipe, progress) as opened:
         tasks = tuple(opened.suite.split(plan.split))[: plan.limit or None]
         if not tasks:
             raise ConfigError(f"the task set has no split {plan.split!r}, or it is empty")
+        if recorder is not None:
+            opened = replace(opened, suite=recorder.suite(opened.suite))
         batch = Batch(phase, 0, tasks, plan.attempts, recipe.evaluation.temperature)
         tally = Tally(planned=len(tasks) * plan.attempts)
         entry = _entry(recipe, plan, actor)
         write_entry(run, phase, {**read_manifest(run).get(phase, {}), **entry})
         progress.begin(f"{actor.name}: {plan.split}", tally.planned)
-        if recorder is not None:
-            opened = replace(opened, suite=recorder.suite(opened.suite))
-        stage = Stage(recipe, opened, batch, run, tally)
 
         def told() -> None:
             progress.advance()
             watch(tally)
 
-        await _attempt(stage, plan, actor, store, begun, told, recorder)
+        await _Attempts(Stage(recipe, opened, batch, run, tally), plan, actor, told, recorder).make()
     table = summarise(tally.trajectories, planned=tally.planned)
     write_entry(run, phase, {**entry, "table": table, "stopped": tally.stopped})
     return Evaluation(run, phase, table, tally.dollars, tally.stopped)
 
 
-async def _attempt(
-    stage: Stage,
-    plan: Plan,
-    actor: Actor,
-    store: TrajectoryStore,
-    begun: float,
-    told: Callable[[], None],
-    recorder: Recorder | None,
-) -> None:
-    """Make the attempts that are missing; the tally then holds all of the plan."""
-    tally, batch = stage.tally, stage.batch
-    wanted = {(attempt.task_id, attempt.attempt) for _, attempt in batch.plan(0)}
-    tally.dollars = sum(used_by(t).dollars for t in store.read(batch.phase))
+class _Attempts:
+    """Those of one plan: found recorded, or made."""
 
-    def take(trajectory: Trajectory) -> None:
-        tally.trajectories.append(trajectory)
-        told()
+    def __init__(
+        self, stage: Stage, plan: Plan, actor: Actor, told: Callable[[], None], recorder: Recorder | None
+    ) -> None:
+        self._stage, self._plan, self._actor, self._told, self._recorder = stage, plan, actor, told, recorder
+        self._tally, self._batch = stage.tally, stage.batch
+        self._wanted = {(attempt.task_id, attempt.attempt) for _, attempt in stage.batch.plan(0)}
+        self._begun = time.monotonic()
 
-    known = [
-        t for t in recorded(store, batch.phase) if (t.task_id, t.attempt) in wanted and t.ending is not Ending.ERROR
-    ]
-    tally.known = len(known)
-    for trajectory in known:
-        take(trajectory)
-    if len(known) == len(wanted):
-        return
-    segment, salvaged = store.begin(batch.phase, next_segment(store, batch.phase), keep=True)
-    salvaged = tuple(t for t in salvaged if (t.task_id, t.attempt) in wanted)
-    tally.known += len(salvaged)
-    for trajectory in salvaged:
-        take(trajectory)
+    async def make(self) -> None:
+        """Make what is missing; the tally then holds all of the plan that there is."""
+        store, phase = TrajectoryStore(self._stage.run), self._batch.phase
+        known = self._take(t for t in recorded(store, phase) if t.ending is not Ending.ERROR)
+        if len(known) == len(self._wanted):
+            return
+        segment, salvaged = store.begin(phase, next_segment(store, phase), keep=True)
+        known += self._take(salvaged)
 
-    def record(trajectory: Trajectory) -> None:
-        segment.append(trajectory)
-        if recorder is not None:
-            recorder.trajectory(trajectory)
-        take(trajectory)
+        def record(trajectory: Trajectory) -> None:
+            segment.append(trajectory)
+            if self._recorder is not None:
+                self._recorder.trajectory(trajectory)
+            self._tally.trajectories.append(trajectory)
+            self._told()
 
-    def go_on() -> bool:
+        with segment:
+            async with self._actor.open(self._stage) as (policy, renderer):
+                scheduler = self._scheduler(policy, renderer)
+                await scheduler.collect(self._batch, known=known, record=record, go_on=self._go_on)
+            if (fatal := self._actor.fatal()) is not None:
+                raise fatal
+            segment.commit()
+
+    def _take(self, found: Iterable[Trajectory]) -> list[Trajectory]:
+        """Those that are of the plan, into the tally."""
+        known = [t for t in found if (t.task_id, t.attempt) in self._wanted]
+        self._tally.known += len(known)
+        for trajectory in known:
+            self._tally.trajectories.append(trajectory)
+            self._told()
+        return known
+
+    def _go_on(self) -> bool:
+        """Whether a further attempt is begun."""
+        plan, tally = self._plan, self._tally
         if plan.max_dollars and tally.dollars >= plan.max_dollars:
             tally.stopped = f"the budget of {plan.max_dollars:g} dollars is spent ({tally.dollars:.2f})"
-        elif plan.max_wall_s and time.monotonic() - begun >= plan.max_wall_s:
+        elif plan.max_wall_s and time.monotonic() - self._begun >= plan.max_wall_s:
             tally.stopped = f"the budget of {plan.max_wall_s:g} seconds is over"
-        return not tally.stopped and actor.fatal() is None
+        return not tally.stopped and self._actor.fatal() is None
 
-    with segment:
-        async with actor.open(stage) as (policy, renderer):
-            if recorder is not None:
-                policy, renderer = recorder.policy(policy), recorder.renderer(renderer)
-            scheduler = _scheduler(stage, plan, actor, policy, renderer)
-            await scheduler.collect(batch, known=(*known, *salvaged), record=record, go_on=go_on)
-        if (fatal := actor.fatal()) is not None:
-            raise fatal
-        segment.commit()
-
-
-def _scheduler(stage: Stage, plan: Plan, actor: Actor, policy: Policy, renderer: Renderer) -> Scheduler:
-    recipe, capacity = stage.recipe, stage.opened.capacity
-    return Scheduler(
-        stage.opened.suite,
-        policy,
-        renderer,
-        rollout=within_limits(recipe, counts_tokens=actor.counts_tokens),
-        agent=recipe.agent,
-        concurrency=min(plan.concurrency or recipe.rollout.concurrency or capacity, capacity),
-        seed=recipe.run.seed,
-    )
+    def _scheduler(self, policy: Policy, renderer: Renderer) -> Scheduler:
+        recipe, capacity = self._stage.recipe, self._stage.opened.capacity
+        if self._recorder is not None:
+            policy, renderer = self._recorder.policy(policy), self._recorder.renderer(renderer)
+        return Scheduler(
+            self._stage.opened.suite,
+            policy,
+            renderer,
+            rollout=within_limits(recipe, counts_tokens=self._actor.counts_tokens),
+            agent=recipe.agent,
+            concurrency=min(self._plan.concurrency or recipe.rollout.concurrency or capacity, capacity),
+            seed=recipe.run.seed,
+        )
 
 
 def _entry(recipe: Recipe, plan: Plan, actor: Actor) -> Row:

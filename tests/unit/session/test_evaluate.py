@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from deepswe.config import Recipe, build_recipe
-from deepswe.errors import ConfigError, PolicyError, RunError
+from deepswe.errors import ConfigError, PolicyError, RunError, StoreError
 from deepswe.evaluation.evaluations import config_hash, read_manifest
 from deepswe.evaluation.results import load_results, open_evaluation
 from deepswe.policy.base import Policy, Renderer
@@ -141,6 +141,15 @@ def test_a_spent_budget_begins_no_attempt_and_says_so(tmp_path: Path) -> None:
     assert "seconds" in done.stopped
     assert done.table["attempts"] == {"planned": 8, "made": 0, "graded": 0}
     assert evaluate(recipe).table["attempts"]["graded"] == 8
+
+
+def test_what_ends_all_attempts_is_raised_as_itself(tmp_path: Path) -> None:
+    def full(tally: Tally) -> None:
+        raise StoreError("the disk is full")
+
+    with pytest.raises(StoreError, match="the disk is full"):
+        evaluate(lake(tmp_path), watch=full)
+    assert evaluate(lake(tmp_path)).table["attempts"]["graded"] == 8
 
 
 def test_the_reference_solver_needs_no_recipe_of_its_own(tmp_path: Path) -> None:
