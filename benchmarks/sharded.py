@@ -1,7 +1,8 @@
 """Training by 2 and 4 processes with sharded weights (FSDP2 over gloo) against the same training in one.
 
-Each process is a real one, joined as torchrun joins them; weights are float32, embeddings tied, micro-batches many and
-ragged, packed into rows. Then 4 processes stop half-way and 2 go on from their checkpoint, and 2 stop and 1 goes on.
+Each process is a real one, joined as torchrun joins them; the first has the weights, and the others get their shards
+from it. Weights are float32, embeddings tied, micro-batches many and ragged, packed into rows. Then 4 processes stop
+half-way and 2 go on from their checkpoint, and 2 stop and 1 goes on.
 Prints one JSON object as its last line:
 
 - `processes`: those that were compared with one
@@ -35,7 +36,7 @@ from deepswe.training.checkpoint import latest
 from deepswe.training.checkpoint_export import export_model
 from deepswe.training.checkpoint_sharded import load_sharded, save_sharded
 from deepswe.training.learner import Learner
-from deepswe.training.sharded import open_shards
+from deepswe.training.sharded import Shards, open_shards
 from deepswe.types import Ending, Graded, TokenSpan, Trajectory
 
 TOLERANCE = 1e-5
@@ -78,9 +79,15 @@ def make_groups(step: int, *, groups: int = 4, size: int = 4) -> list[list[Traje
     return [[attempt(task, number) for number in range(size)] for task in range(groups)]
 
 
-def make_learner(**options: Any) -> Learner:
+def make_learner(shards: Shards | None = None) -> Learner:
+    """Of several processes only the first has the weights; the others get their shards from it."""
     training = TrainingConfig(learning_rate=1e-3, tokens_per_microbatch=256, packing="packed", grad_clip=0.5)
-    return Learner(make_model(), training, AlgorithmConfig(kl_coefficient=0.01), max_tokens=160, **options)
+    leads = shards is None or shards.rank == 0
+    with torch.device("cpu" if leads else "meta"):
+        model = make_model()
+    full = dict(model.state_dict()) if shards is not None and leads else None
+    algorithm = AlgorithmConfig(kl_coefficient=0.01)
+    return Learner(model, training, algorithm, max_tokens=160, shards=shards, full=full)
 
 
 def work(directory: Path, *, first: int, last: int, save: bool) -> None:
@@ -88,7 +95,7 @@ def work(directory: Path, *, first: int, last: int, save: bool) -> None:
     torch.set_num_threads(1)
     rows = []
     with open_shards(deadline_s=DEADLINE_S) as shards:
-        learner = make_learner(shards=shards)
+        learner = make_learner(shards)
         learner.set_start()
         if first:
             checkpoint = latest(directory)

@@ -574,8 +574,9 @@ class TrainingConfig(Section):
     """Optimiser updates per batch and epoch (mini-batches of whole groups)."""
     epochs: PositiveInt = 1
     """Passes over each batch."""
-    packing: Literal["padded", "packed"] = "padded"
-    """Micro-batches of like lengths padded to the longest, or of one row that holds many samples end to end."""
+    packing: Literal["padded", "packed", "tree"] = "padded"
+    """Micro-batches of like lengths padded to the longest; or of one row that holds many samples end to end, or in
+    which every prefix that samples share stands once (`tree`)."""
     tokens_per_microbatch: PositiveInt = 16_384
     """Tokens in one forward and backward pass."""
     activation_checkpointing: bool = False

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -155,7 +156,7 @@ class MicroBatch:
     def to(self, device: torch.device) -> MicroBatch:
         """The same on another device."""
         held = {item.name: getattr(self, item.name) for item in fields(self)}
-        moved = {name: value.to(device) for name, value in held.items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in held.items() if isinstance(value, Tensor)}
         return replace(self, **moved)
 
 

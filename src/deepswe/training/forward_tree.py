@@ -16,8 +16,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from deepswe.algorithms.packing import MicroBatch, TrainingSample
-from deepswe.algorithms.prefix import Branch, collate_tree
+from deepswe.algorithms.packing import Branch, MicroBatch, TrainingSample
+from deepswe.algorithms.prefix import collate_tree
 from deepswe.errors import TrainingError
 
 NAME = "deepswe_tree"

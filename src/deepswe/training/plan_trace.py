@@ -64,7 +64,7 @@ def model_facts(config: Any) -> ModelFacts:
     """Read them off the model that a `transformers` configuration describes; nothing is allocated."""
     text = config.get_text_config()
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     layers = [sum(p.numel() for p in layer.parameters()) for layer in layers_of(model)]
     total = sum(p.numel() for p in model.parameters())
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -118,7 +118,13 @@ def step_memory(
         narrow: the weights themselves are in bfloat16, as FSDP gathers them.
         lora: the adapters that are trained, where not all weights are.
     """
-    options = {"rows": rows, "length": length, "recompute": recompute, "autocast": autocast, "narrow": narrow}
+    options: dict[str, Any] = {
+        "rows": rows,
+        "length": length,
+        "recompute": recompute,
+        "autocast": autocast,
+        "narrow": narrow,
+    }
     depth = config.get_text_config().num_hidden_layers
     if depth <= MORE:
         return _run(config, **options, lora=lora)
@@ -144,7 +150,8 @@ def _run(
     config: Any, *, rows: int, length: int, recompute: bool, autocast: bool, narrow: bool, lora: LoraAdapters | None
 ) -> StepMemory:
     with FakeTensorMode(), _counted() as live:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16 if narrow else torch.float32).eval()
+        kind = torch.bfloat16 if narrow else torch.float32
+        model = AutoModelForCausalLM.from_config(config, dtype=kind).eval()  # type: ignore[no-untyped-call]
         if lora is not None:
             add_lora(model, lora, seed=0)
         for parameter in model.parameters():
@@ -163,11 +170,11 @@ def _run(
         return StepMemory(activations, max(0, live.top - held - activations))
 
 
-class _Live(TorchDispatchMode):
+class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the storages that exist, and the most that ever did."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.top = 0
         self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
