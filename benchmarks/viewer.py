@@ -13,7 +13,8 @@ writes the viewer as one file; opens it from disk in headless Chromium. The last
 
 Exit code 0 if open_s < 2, fps > 30, axe_violations is 0 and escaped is true. Needs the package `playwright`, Chromium
 (CHROMIUM names it; otherwise that on the path, or Playwright's own) and axe-core (AXE_CORE names axe.min.js; otherwise
-it is installed with npm into a temporary directory). `--quick` takes 200 attempts.
+it is installed with npm into a temporary directory). `--quick` takes 200 attempts. `--directory` keeps the run and its
+page there, and takes up what an earlier call left.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ def record_run(run: Path, count: int) -> None:
     store = TrajectoryStore(run)
     made = [make_hostile(0, HOSTILE), make_hostile(1, HOSTILE + LONG_LINE)]
     for first in range(0, count, 512):
+        if store.committed("train", first // 512) is not None:
+            continue
         segment, _ = store.begin("train", first // 512, keep=False)
         with segment:
             for number in range(first, min(first + 512, count) - (len(made) if first == 0 else 0)):
@@ -214,21 +217,25 @@ def is_escaped(browser: Any, address: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
-    count = 200 if parser.parse_args().quick else 2000
+    parser.add_argument("--directory", type=Path, help="keep the run and its page there, and use them again")
+    options = parser.parse_args()
+    count = 200 if options.quick else 2000
     try:
         playwright = importlib.import_module("playwright.sync_api")
     except ImportError:
         sys.exit("the package playwright is needed: pip install playwright, and Chromium")
     with tempfile.TemporaryDirectory() as directory, playwright.sync_playwright() as driver:
-        root = Path(directory)
-        record_run(root / "run", count)
-        begun = time.monotonic()
-        path = write_viewer(root / "run")
-        row: dict[str, Any] = {"trajectories": count, "size_mib": round(path.stat().st_size / 2**20, 1)}
-        row["write_s"] = round(time.monotonic() - begun, 1)
+        root, path = Path(directory), (options.directory or Path(directory)) / f"viewer-{count}.html"
+        row: dict[str, Any] = {"trajectories": count, "write_s": None}
+        if not path.exists():
+            record_run(path.with_name(f"run-{count}"), count)
+            begun = time.monotonic()
+            write_viewer(path.with_name(f"run-{count}"), path)
+            row["write_s"] = round(time.monotonic() - begun, 1)
+        row["size_mib"] = round(path.stat().st_size / 2**20, 1)
         chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        measure(browser, path.as_uri(), find_axe(root), row)
+        measure(browser, path.resolve().as_uri(), find_axe(root), row)
         browser.close()
     print(json.dumps(row))
     good = row["open_s"] < 2 and row["fps"] > 30 and row["axe_violations"] == 0 and row["escaped"]
