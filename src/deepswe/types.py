@@ -191,10 +191,14 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        """Tokens in the stream, of all its sequences."""
+        """Tokens in the stream, of all its sequences; of the last conversation where an endpoint counted them."""
+        if self.usage:
+            return max(turn.prompt + turn.completion for turn in self.usage)
         return sum(len(span.tokens) for span in self.spans)
 
     @property
     def sampled_length(self) -> int:
-        """Tokens that the policy sampled."""
+        """Tokens that the policy sampled, by the endpoint's counts where there was one."""
+        if self.usage:
+            return sum(turn.completion for turn in self.usage)
         return sum(len(span.tokens) for span in self.spans if span.sampled)

@@ -195,15 +195,13 @@ def _metrics(trajectory: Trajectory, number: int, spans: Sequence[TokenSpan], te
 
 def _info(trajectory: Trajectory) -> Row:
     usage = trajectory.usage
-    read = sum(turn.prompt for turn in usage)
-    sampled = sum(turn.completion for turn in usage) if usage else trajectory.sampled_length
     return {
         "exit_status": EXIT_STATUS[trajectory.ending],
         "submission": trajectory.artifact,
         "model_stats": {
             "instance_cost": sum(turn.dollars for turn in usage),
-            "tokens_sent": read,
-            "tokens_received": sampled,
+            "tokens_sent": sum(turn.prompt for turn in usage),
+            "tokens_received": trajectory.sampled_length,
             "api_calls": len(trajectory.steps),
         },
         "deepswe_version": __version__,

@@ -69,13 +69,10 @@ class OverRuns:
 def used_by(trajectory: Trajectory) -> Used:
     """What one attempt used, by the endpoint's counts where there was one."""
     usage = trajectory.usage
-    if not usage:
-        return Used(len(trajectory.steps), trajectory.sampled_length, trajectory.length, 0, 0, 0.0, 0)
-    asked = [turn for turn in usage if turn.prompt]
     return Used(
         steps=len(trajectory.steps),
-        sampled=sum(turn.completion for turn in usage),
-        context=asked[-1].prompt + asked[-1].completion if asked else 0,
+        sampled=trajectory.sampled_length,
+        context=trajectory.length,
         read=sum(turn.prompt for turn in usage),
         cached=sum(turn.cached for turn in usage),
         dollars=math.fsum(turn.dollars for turn in usage),

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deepswe.config import EndpointConfig
+from deepswe.config import EndpointConfig, Recipe
 from deepswe.errors import ConfigError, DeepsweError, StoreError, boundary
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.chat import ChatPolicy, Request
@@ -44,6 +44,7 @@ def endpoint_actor(config: EndpointConfig) -> Actor:
 
     @asynccontextmanager
     async def act(stage: Stage) -> AsyncIterator[tuple[Policy, Renderer]]:
+        _check_honoured(stage.recipe)
         native = stage.recipe.agent.format == "native"
         url = config.url.rstrip("/") + style.path
         with _ledger(stage) as record:
@@ -71,6 +72,23 @@ def endpoint_actor(config: EndpointConfig) -> Actor:
         "max_dollars": config.max_dollars,
     }
     return Actor(config.model, identity, False, act, fatal)
+
+
+def _check_honoured(recipe: Recipe) -> None:
+    """Refuse what nobody can promise of a model that somebody else serves.
+
+    Raises:
+        ConfigError: the recipe asks for it.
+    """
+    if recipe.run.deterministic:
+        raise ConfigError(
+            "run.deterministic cannot be promised of an endpoint; leave it false, its seeds are sent anyway"
+        )
+    if not recipe.agent.thinking and not recipe.endpoint.options:
+        raise ConfigError(
+            "agent.thinking is false, which each server is told in its own way; say it in endpoint.options, such as "
+            "options = {chat_template_kwargs = {enable_thinking = false}}"
+        )
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

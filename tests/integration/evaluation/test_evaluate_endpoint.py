@@ -58,7 +58,7 @@ def recipe_of(tmp_path: Path, url: str, *, native: bool = True, **endpoint: Any)
         "agent": {"format": "native" if native else "xml"},
         "rollout": {"max_retries": 0},
         "endpoint": {
-            "url": url, "model": "solver", "key_env": "EVAL_TEST_KEY", "backoff_s": 0.01, "idle_s": 0.5,
+            "url": url, "model": "solver", "key_env": "EVAL_TEST_KEY", "backoff_s": 0.01, "idle_s": 2.0,
             "dollars_in": 1.0, "dollars_out": 2.0, **endpoint,
         },
     }  # fmt: skip
@@ -75,7 +75,7 @@ def test_attempts_pass_and_fail_in_spite_of_faults_and_every_token_is_accounted_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, style: str
 ) -> None:
     monkeypatch.setenv("EVAL_TEST_KEY", KEY)
-    endpoint = Endpoint(Solver(MICRO), Faults(0.3, 0.2), slow_s=2.0)
+    endpoint = Endpoint(Solver(MICRO), Faults(0.3, 0.2), slow_s=5.0)
     tape = tmp_path / "tape.jsonl"
     with served(endpoint) as url:
         done = evaluate(recipe_of(tmp_path, url, native=style == "openai", style=style), tape=tape)

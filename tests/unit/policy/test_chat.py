@@ -145,9 +145,9 @@ def test_usage_is_the_endpoints_own_and_priced(solver: Solver) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_met_by_another_try(solver: Solver, fault: str) -> None:
     record: list[Request] = []
-    endpoint = Endpoint(solver, Faults(1.0, only=fault), slow_s=0.5)
+    endpoint = Endpoint(solver, Faults(1.0, only=fault), slow_s=2.0)
     (turn,) = converse(endpoint, [], record=record, timeout_s=30.0,
-                       idle_s=0.2 if fault == "slow" else 5.0)  # fmt: skip
+                       idle_s=1.0 if fault == "slow" else 30.0)  # fmt: skip
     assert turn.finish == "stop"
     assert [request.outcome for request in record[-1:]] == ["answered"]
     named = {"busy": "EndpointBusy", "failed": "EndpointFailed", "slow": "EndpointTimeout", "reset": "EndpointCut",
@@ -163,7 +163,12 @@ def test_each_fault_is_met_by_another_try(solver: Solver, fault: str) -> None:
 )  # fmt: skip
 def test_without_tries_left_the_failure_has_its_own_type(solver: Solver, fault: str, error: type[PolicyError]) -> None:
     with pytest.raises(error):
-        converse(Endpoint(solver, Faults(1.0, only=fault), slow_s=0.5), [], retries=0, idle_s=0.2)
+        converse(
+            Endpoint(solver, Faults(1.0, only=fault), slow_s=2.0),
+            [],
+            retries=0,
+            idle_s=1.0 if fault == "slow" else 30.0,
+        )
 
 
 def test_an_answer_that_is_still_coming_at_the_deadline_is_the_models_time_out(solver: Solver) -> None:
