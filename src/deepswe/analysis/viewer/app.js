@@ -67,7 +67,11 @@ function toggleAll() {
 const JUMPS = { o: "#/", a: "#/attempts", t: "#/tasks" };
 const tabKey = (tab) => () => { if (current === "attempt") location.hash = `#/attempt/${$("view-attempt").dataset.link}${tab ? `?tab=${tab}` : ""}`; };
 const ACTIONS_OF_KEYS = {
-  "/": () => { if (current === "tasks") $("task-query").focus(); else { location.hash = "#/attempts"; setTimeout(() => $("query").focus(), 0); } },
+  "/": () => {
+    if (current === "tasks") $("task-query").focus();
+    else if (current === "attempts") $("query").focus();
+    else { addEventListener("hashchange", () => $("query").focus(), { once: true }); location.hash = "#/attempts"; }
+  },
   "?": () => $("help").showModal(), j: () => step(1), k: () => step(-1), n: () => neighbour(1), p: () => neighbour(-1), x: toggleAll,
   c: tabKey(""), d: tabKey("diff"), s: tabKey("tests"), t: tabKey("tokens"),
   u: () => { location.hash = current === "attempt" ? `#/task/${encodeURIComponent(store.byKey.get($("view-attempt").dataset.link).task.id)}` : "#/attempts"; },

@@ -22,7 +22,7 @@ function turnNode(attempt, turn, place) {
   const number = place + 1;
   const [model, environment] = turn.seconds;
   return make("article", { cls: "turn", id: `turn-${number}`, tabindex: -1, "aria-label": `Turn ${number}`, style: { "--class": colourOf(action) } },
-    make("header", {}, make("h3", {}, make("a", { href: `#/attempt/${attempt.link}?turn=${number}` }, `Turn ${number}`), turn.tool ? ` · ${turn.tool}` : ""),
+    make("header", {}, make("h2", {}, make("a", { href: `#/attempt/${attempt.link}?turn=${number}` }, `Turn ${number}`), turn.tool ? ` · ${turn.tool}` : ""),
       make("span", { cls: "chip", title: `${turn.rule}${turn.evidence ? `: ${turn.evidence}` : ""}` }, words(store.actions[action])),
       make("span", {}, `model ${seconds(model)}, environment ${seconds(environment)}`), turn.error ? make("span", { cls: "badge unsolved" }, words(turn.error)) : null),
     turn.thought ? (turn.thought.length > 900 ? folded("Thought", turn.thought, true) : make("p", { cls: "thought" }, turn.thought)) : null,
@@ -38,7 +38,7 @@ function conversation(attempt, detail) {
   if (detail.error) box.append(make("p", { cls: "note" }, detail.error));
   detail.turns.forEach((turn, place) => box.append(turnNode(attempt, turn, place)));
   if (!detail.turns.length) box.append(make("p", { cls: "soft" }, "No turns."));
-  if (detail.reason) box.append(make("h3", {}, "Verdict"), make("p", {}, badge(attempt.verdict), " ", detail.reason));
+  if (detail.reason) box.append(make("h2", {}, "Verdict"), make("p", {}, badge(attempt.verdict), " ", detail.reason));
   return box;
 }
 

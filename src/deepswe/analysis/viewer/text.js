@@ -22,7 +22,7 @@ const FIRST = 8000, STEP = 40000;
 
 // A text of any length: the beginning, and a button for more.
 function longText(text, paint = (part) => [part], properties = {}) {
-  const pre = make("pre", { tabindex: 0, ...properties });
+  const pre = make("pre", { tabindex: 0, role: properties["aria-label"] ? "group" : null, ...properties });
   let shown = Math.min(text.length, FIRST);
   pre.append(...paint(text.slice(0, shown)));
   if (shown === text.length) return pre;
@@ -82,7 +82,7 @@ function diffLines(diff) {
 }
 
 function diffPane(title, diff) {
-  const pane = make("section", { cls: "diff" }, make("h3", {}, title));
+  const pane = make("section", { cls: "diff" }, make("h2", {}, title));
   if (!diff.trim()) { pane.append(make("p", { cls: "soft" }, "No diff.")); return pane; }
   const lines = diffLines(diff);
   const box = make("div", { cls: "lines", tabindex: 0, role: "region", "aria-label": `${title}, diff` });

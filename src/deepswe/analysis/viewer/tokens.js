@@ -20,9 +20,9 @@ function flatTokens(attempt, detail) {
 
 const PAINTERS = {
   mask: (token) => (!token.sampled ? "" : token.trained ? tint("--c2", 0.35) : tint("--c4", 0.3)),
-  logprob: (token) => (token.sampled ? tint("--c1", Math.min(0.75, -token.logprob / 6)) : ""),
-  ratio: (token) => (token.ratio === undefined ? "" : tint(token.ratio > 1 ? "--c0" : "--c1", Math.min(0.75, Math.abs(Math.log(token.ratio)) * 2))),
-  advantage: (token, most) => (token.advantage ? tint(token.advantage > 0 ? "--c2" : "--c1", 0.15 + (0.55 * Math.abs(token.advantage)) / most) : ""),
+  logprob: (token) => (token.sampled ? tint("--c1", Math.min(0.55, -token.logprob / 6)) : ""),
+  ratio: (token) => (token.ratio === undefined ? "" : tint(token.ratio > 1 ? "--c0" : "--c1", Math.min(0.55, Math.abs(Math.log(token.ratio)) * 2))),
+  advantage: (token, most) => (token.advantage ? tint(token.advantage > 0 ? "--c2" : "--c1", 0.15 + (0.4 * Math.abs(token.advantage)) / most) : ""),
   version: (token, _, versions) => (token.sampled ? tint(`--c${versions.indexOf(token.version) % 6}`, 0.4) : ""),
 };
 const LEGENDS = {
