@@ -201,7 +201,7 @@ def read_report(path: Path, *, name: str = "") -> Results:
         raise ConfigError(f"{path} cannot be read as JSON ({error}); give a file of results") from error
     title = name or path.name.removesuffix(".json").removesuffix(".results")
     if isinstance(record, dict) and isinstance(record.get("resolved"), list):
-        return _published(path, record, title)
+        return _published(path, record, name or str(record.get("submission") or title))
     if isinstance(record, dict) and isinstance(record.get("resolved_ids"), list):
         return _official(record, title)
     if (
@@ -222,7 +222,7 @@ def _published(path: Path, record: Mapping[str, Any], title: str) -> Results:
         raise ConfigError(
             f"{path} lists {len(resolved)} resolved tasks of {total!r} in all; check its total and its list"
         )
-    return Results(str(record.get("submission") or title), outcomes, unlisted=total - len(outcomes))
+    return Results(title, outcomes, unlisted=total - len(outcomes))
 
 
 def _official(record: Mapping[str, Any], title: str) -> Results:

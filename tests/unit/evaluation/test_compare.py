@@ -70,6 +70,7 @@ def test_published_results_give_their_own_counts() -> None:
         pytest.skip("DEEPSWE_TEST_DATA is not set; it names the folder of published records")
     single, chosen = sorted(Path(folder, "results").glob("*deepswerl*.json"))
     found = compare(load_results(f"one={single}"), load_results(f"hybrid={chosen}"), force=True)
+    assert (found.first, found.second) == ("one", "hybrid")
     assert (found.both, found.either) == (196, 309)
     assert found.means == (0.422, 0.588)
     assert (len(found.won), len(found.lost)) == (98, 15)
