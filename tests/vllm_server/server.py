@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import logging
 import math
 import random
 from dataclasses import dataclass, field
@@ -246,6 +247,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--flat", action="store_true")
     arguments = parser.parse_args()
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # of requests that were broken off
     fake = FakeVllm(
         token_s=arguments.token_s, interval=arguments.interval, context=arguments.context, flat=arguments.flat
     )

@@ -64,3 +64,9 @@ def evaluation_row(trajectories: Iterable[Trajectory]) -> Row:
         "length_mean": sum(t.length for t in held) / len(held),
         "steps_mean": sum(len(t.steps) for t in held) / len(held),
     }
+
+
+def version_range(trajectories: Iterable[Trajectory]) -> Row:
+    """The oldest and the newest version of the weights that sampled in these attempts: version_low, version_high."""
+    versions = [span.version for t in trajectories for span in t.spans if span.sampled]
+    return {"version_low": min(versions, default=0), "version_high": max(versions, default=0)}

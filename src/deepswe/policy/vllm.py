@@ -20,7 +20,7 @@ from deepswe.optional import optional_module
 from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.vllm_server import READ_BYTES, ServerFailed, VllmServer
 
-RECOVER_S = 5.0
+RECOVER_S = 1.0
 """Between looks at servers that have failed."""
 PATIENCE_S = 120.0
 """How long turns wait while no server answers."""
@@ -97,27 +97,33 @@ class VllmPolicy:
         self._flying: set[_Turn] = set()
         self._open, self._landed, self._recovered = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._open.set()
+        self._changing = asyncio.Lock()
         self._last_failure = ""
         self._session: Any = None
         self._recovery: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        """Ask every server what it serves.
+        """Ask every server what it serves; those that do not answer are looked after until they do.
 
         Raises:
-            PolicyError: one does not answer, or serves another model than the others.
+            PolicyError: none answers, or one serves no such model.
         """
         connector = self._aiohttp.TCPConnector(limit=0)
         no_limit = self._aiohttp.ClientTimeout(total=None)
         self._session = self._aiohttp.ClientSession(connector=connector, timeout=no_limit, read_bufsize=READ_BYTES)
-        try:
-            self.servers = [VllmServer(address, self._session) for address in self.config.servers]
-            async with asyncio.TaskGroup() as group:
-                for server in self.servers:
-                    group.create_task(server.inspect(self.config.model))
-        except BaseExceptionGroup as failures:
+        self.servers = [VllmServer(address, self._session) for address in self.config.servers]
+        asked = await asyncio.gather(
+            *(server.inspect(self.config.model) for server in self.servers), return_exceptions=True
+        )
+        for server, failure in zip(self.servers, asked, strict=True):
+            if isinstance(failure, ServerFailed):
+                self._failed(server, failure)
+            elif failure is not None:
+                await self._session.close()
+                raise failure
+        if all(server.version is None for server in self.servers):
             await self._session.close()
-            raise failures.exceptions[0] from failures
+            raise PolicyError(f"none of {len(self.servers)} vLLM servers answers; the last: {self._last_failure}")
         self._recovery = asyncio.create_task(self._recover())
         return self
 
@@ -133,7 +139,7 @@ class VllmPolicy:
     @property
     def context(self) -> int:
         """Tokens of one request, answer included."""
-        return min(server.context for server in self.servers)
+        return min(server.context for server in self.servers if server.context)
 
     async def check_temperature(self, temperature: float) -> None:
         """Find out whether log-probs are those at the temperature of the sampling.
@@ -144,6 +150,8 @@ class VllmPolicy:
         if temperature in (0.0, 1.0):
             return
         for server in self.servers:
+            if server.version is None:
+                continue
             seen: list[float] = []
             for value in (1.0, temperature):
                 body = {**self._body([1, 2, 3], Sampling(1, value, frozenset(), 0), 1), "logprobs": 1}
@@ -271,16 +279,16 @@ class VllmPolicy:
             for server in self.servers:
                 if server.version == self.version:
                     continue
-                version = self.version
                 try:
-                    await server.get("/health")
-                    if self.refresh is not None:
-                        await self.refresh(server)
+                    async with self._changing:
+                        await server.inspect(self.config.model)
+                        if self.refresh is not None:
+                            await self.refresh(server)
+                        server.version = self.version
                 except PolicyError as error:
                     self._last_failure = str(error)
-                    continue
-                server.version = version
-                self._recovered.set()
+                else:
+                    self._recovered.set()
 
     # Weights.
 
@@ -294,12 +302,13 @@ class VllmPolicy:
         Raises:
             PolicyError: they do not end in time.
         """
-        self._open.clear()
-        try:
-            await self._land()
-            yield
-        finally:
-            self._open.set()
+        async with self._changing:
+            self._open.clear()
+            try:
+                await self._land()
+                yield
+            finally:
+                self._open.set()
 
     async def _land(self) -> None:
         try:

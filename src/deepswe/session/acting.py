@@ -13,7 +13,8 @@ from deepswe.policy.vllm import VllmPolicy
 from deepswe.session.parts import Parts
 from deepswe.training.checkpoint_export import is_plain, whole_weights
 from deepswe.training.loop import Updatable
-from deepswe.training.weights import FileTransfer, NamedWeights, Transfer, VllmWeights, scorer
+from deepswe.training.weights import FileTransfer, Transfer, VllmWeights
+from deepswe.training.weights_file import NamedWeights, safetensors_writer, scorer
 from deepswe.training.weights_native import NativeTransfer
 
 
@@ -54,5 +55,5 @@ async def open_policy(
 def _transfer(recipe: Recipe, weights: NamedWeights) -> Transfer:
     config = recipe.engine.vllm
     if config.transfer == "file":
-        return FileTransfer(weights, config.directory, timeout_s=config.update_timeout_s)
+        return FileTransfer(safetensors_writer(weights), config.directory, timeout_s=config.update_timeout_s)
     return NativeTransfer(weights, config.transfer, timeout_s=config.update_timeout_s)

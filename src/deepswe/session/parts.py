@@ -18,6 +18,8 @@ from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.training.lora import add_lora
+from deepswe.training.sharded import processes
 from deepswe.types import Trajectory
 
 LOCKSTEP_WIDTH = 32
@@ -43,8 +45,18 @@ class Parts:
         return self.recipe.model.dtype == "bfloat16"
 
     def load_model(self) -> LoadedModel:
-        """The recipe's model as it is before any training."""
-        return load_policy_model(self.recipe.model, corpus=self.suite.corpus(), seed=self.recipe.run.seed)
+        """The recipe's model as it is before any training, with adapters where it has them, on the GPU if there is one.
+
+        Where several processes train it, it stays on the CPU, whole, until it is sharded.
+        """
+        config, seed = self.recipe.model, self.recipe.run.seed
+        loaded = load_policy_model(config, corpus=self.suite.corpus(), seed=seed)
+        alone = processes() == 1 and not self.recipe.training.cpu_offload
+        if config.lora.rank:
+            add_lora(loaded.model, config.lora, seed=seed, narrow=self.autocast and alone)
+        if torch.cuda.is_available() and alone:
+            loaded.model.to("cuda")  # type: ignore[arg-type]
+        return loaded
 
     def renderer(self, loaded: LoadedModel) -> ChatRenderer:
         """The model's own chat template; with native calls and a full prompt, it declares the suite's tools.
@@ -97,14 +109,15 @@ class Parts:
         )
 
     async def collect(self, scheduler: Scheduler, batch: Batch, stage: str) -> tuple[Trajectory, ...]:
-        """A recorded batch, with a progress bar of its own."""
-        self.progress.begin(stage, len(batch.tasks) * batch.attempts)
+        """A recorded batch, with a progress bar of its own; without one where `stage` is empty."""
+        if stage:
+            self.progress.begin(stage, len(batch.tasks) * batch.attempts)
         return await collect_recorded(
             scheduler,
             self.store,
             batch,
             keep=not self.recipe.run.deterministic,
-            on_done=lambda trajectory: self.progress.advance(),
+            on_done=lambda trajectory: self.progress.advance() if stage else None,
         )
 
 

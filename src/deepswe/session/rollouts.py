@@ -16,6 +16,7 @@ from deepswe.progress import Progress
 from deepswe.rollout.reference import noop_policy, reference_policy
 from deepswe.rollout.scheduler import Batch
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.acting import open_policy
 from deepswe.session.interrupt import run_to_end
 from deepswe.session.parts import Parts, find_task
 from deepswe.training.run import own_run
@@ -64,8 +65,8 @@ def run_rollouts(
 async def _acting(parts: Parts, actor: Actor, batch: Batch) -> AsyncIterator[tuple[Policy, Renderer]]:
     if actor == "model":
         loaded = parts.load_model()
-        with parts.engine(loaded) as engine:
-            yield engine, parts.renderer(loaded)
+        async with open_policy(parts, loaded) as (policy, _):
+            yield policy, parts.renderer(loaded)
     else:
         renderer = ByteRenderer()
         if actor == "noop":

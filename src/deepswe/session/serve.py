@@ -48,10 +48,14 @@ def server_arguments(recipe: Recipe, model: str, *, host: str, port: int) -> tup
     )
 
 
-def server_environment(number: int, gpus: int) -> dict[str, str]:
-    """The environment of one server: developer mode, which has the endpoints for weights, and its GPUs."""
+def server_environment(number: int, gpus: int, transfer: str) -> dict[str, str]:
+    """The environment of one server: developer mode, which has the endpoints for weights, and its GPUs.
+
+    CUDA IPC handles come to it pickled, which it takes from nobody unless it is told to.
+    """
     names = ",".join(str(number * gpus + place) for place in range(gpus))
-    return {**os.environ, "VLLM_SERVER_DEV_MODE": "1", **({"CUDA_VISIBLE_DEVICES": names} if gpus else {})}
+    developer = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1" if transfer == "ipc" else "0"}
+    return {**os.environ, **developer, **({"CUDA_VISIBLE_DEVICES": names} if gpus else {})}
 
 
 @asynccontextmanager
@@ -122,7 +126,9 @@ async def _serve(
         for number in range(servers):
             log = scratch / f"server-{number}.log"
             command = server_arguments(recipe, model, host=host, port=port + number)
-            process = await stack.enter_async_context(running_server(command, server_environment(number, gpus), log))
+            process = await stack.enter_async_context(
+                running_server(command, server_environment(number, gpus, recipe.engine.vllm.transfer), log)
+            )
             started.append((f"http://{host}:{port + number}", process, log))
         progress.say(f"starting {servers} vLLM server(s) for {model}; their logs are in {scratch}")
         for address, process, log in started:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,27 @@ from deepswe.config import Recipe
 from deepswe.envs.base import HasId
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
-from deepswe.evaluation.run import evaluation_batches, evaluation_row
-from deepswe.policy.embedded import EmbeddedPolicy
+from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
 from deepswe.policy.models import LoadedModel
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
+from deepswe.rollout.flow import Flow
+from deepswe.rollout.ledger import Ledger
 from deepswe.rollout.reference import reference_policy
 from deepswe.rollout.scheduler import Batch, Scheduler
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.acting import open_policy
 from deepswe.session.interrupt import run_to_end
 from deepswe.session.outputs import IMITATION, summarise, write_outputs
 from deepswe.session.parts import Parts
+from deepswe.session.sharded import Team, follow_recipe, join_team, lead_learner, learner_options
 from deepswe.training.checkpoint import latest, save_checkpoint
 from deepswe.training.imitation import Imitation, check_tokens, choose_records, write_anew
 from deepswe.training.learner import Learner
-from deepswe.training.loop import TrainingLoop, choose_tasks
+from deepswe.training.loop import TrainingLoop, Updatable, choose_tasks, flow_plan
 from deepswe.training.metrics import MetricsLog
 from deepswe.training.run import RunDirectory, own_run, write_json
+from deepswe.training.sharded_leader import LeadingLearner
 from deepswe.training.writers import open_writers
 from deepswe.types import Message, Trajectory
 
@@ -47,12 +52,16 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress) -> Path:
     Raises:
         DeepsweError: with what to do; what was recorded stays.
     """
-    with own_run(recipe, resume=resume) as run:
-        if run.summary.exists():
-            progress.say(f"{run.path} is finished; its report is written anew")
-        else:
-            run_to_end(_train(recipe, run, progress))
-        return write_outputs(run.path)
+    with join_team(recipe) as team:
+        if team is not None and not team.leads:
+            follow_recipe(recipe, team)
+            return recipe.run.directory / recipe.run.name / "report.html"
+        with own_run(recipe, resume=resume) as run, team.orders.led() if team else nullcontext():
+            if run.summary.exists():
+                progress.say(f"{run.path} is finished; its report is written anew")
+            else:
+                run_to_end(_train(recipe, run, progress, team))
+            return write_outputs(run.path)
 
 
 def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
@@ -63,14 +72,14 @@ def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
         return run.path
 
 
-async def _train(recipe: Recipe, run: RunDirectory, progress: Progress) -> None:
+async def _train(recipe: Recipe, run: RunDirectory, progress: Progress, team: Team | None = None) -> None:
     begun = time.monotonic()
     mirror = open_writers(recipe.run.writers, run.path, recipe.model_dump(mode="json"), progress)
     store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics, mirror)
     earlier = sum(row.get("seconds", 0.0) for row in metrics.rows)
     try:
         async with open_suite(recipe, progress) as opened:
-            steps = await _Main(Parts(recipe, opened, store, progress), run, metrics).run()
+            steps = await _Main(Parts(recipe, opened, store, progress), run, metrics, team).run()
     finally:
         metrics.close()
     wall_s = earlier + time.monotonic() - begun
@@ -80,8 +89,8 @@ async def _train(recipe: Recipe, run: RunDirectory, progress: Progress) -> None:
 class _Main:
     """One process's share of a run."""
 
-    def __init__(self, parts: Parts, run: RunDirectory, metrics: MetricsLog) -> None:
-        self._parts, self._recipe, self._metrics = parts, parts.recipe, metrics
+    def __init__(self, parts: Parts, run: RunDirectory, metrics: MetricsLog, team: Team | None = None) -> None:
+        self._parts, self._recipe, self._metrics, self._team = parts, parts.recipe, metrics, team
         self._imitated, self._trained = run.checkpoints / "imitation", run.checkpoints / "training"
         self._started = run.checkpoints / "start"
 
@@ -89,17 +98,13 @@ class _Main:
         self._check_tasks()
         loaded = self._parts.load_model()
         renderer = self._parts.renderer(loaded)
-        learner = Learner(
-            loaded.model,
-            self._recipe.training,
-            self._recipe.algorithm,
-            max_tokens=self._recipe.rollout.max_tokens,
-            temperature=self._recipe.rollout.temperature,
-            bfloat16=self._parts.autocast,
-        )
+        learner = self._make_learner(loaded)
         start = 0
         if checkpoint := latest(self._trained):
-            learner.load_state_dict(checkpoint.learner_state())
+            if isinstance(learner, LeadingLearner):
+                learner.load(checkpoint)
+            else:
+                learner.load_state_dict(checkpoint.learner_state())
             start = checkpoint.step
         else:
             await self._imitate(loaded, renderer)
@@ -109,12 +114,18 @@ class _Main:
             self._save(loaded, learner, 0)
         if learner.needs_start and (beginning := latest(self._started)):
             learner.set_start(beginning.learner_state()["model"])
-        with self._parts.engine(loaded) as engine:
-            engine.version = learner.version
-            scheduler = self._parts.scheduler(engine, renderer)
+        weights = learner.weights if isinstance(learner, LeadingLearner) else None
+        async with open_policy(self._parts, loaded, weights) as (policy, engine):
+            await engine.publish(learner.version)
+            scheduler = self._parts.scheduler(policy, renderer)
             if start == 0:
                 await self._evaluate(scheduler, "before", 0)
             return await self._learn(loaded, learner, engine, scheduler, start)
+
+    def _make_learner(self, loaded: LoadedModel) -> Learner:
+        if self._team is not None:
+            return lead_learner(self._recipe, loaded, self._team)
+        return Learner(loaded.model, **learner_options(self._recipe))
 
     def _check_tasks(self) -> None:
         """Find out now, not after the imitation, that the task set is too small or lacks a split."""
@@ -123,7 +134,7 @@ class _Main:
         evaluation_batches(self._parts.suite, self._recipe.evaluation, name="before", step=0)
 
     async def _learn(
-        self, loaded: LoadedModel, learner: Learner, engine: EmbeddedPolicy, scheduler: Scheduler, start: int
+        self, loaded: LoadedModel, learner: Learner, engine: Updatable, scheduler: Scheduler, start: int
     ) -> int:
         loop = TrainingLoop(
             self._recipe,
@@ -138,15 +149,34 @@ class _Main:
             evaluate=lambda name, step: self._evaluate(scheduler, name, step),
             save=lambda step: self._save(loaded, learner, step),
             weights=self._parts.weights,
+            flow=self._flow(scheduler),
         )
         steps = await loop.run(start)
         await self._evaluate(scheduler, "after", steps)
         return steps
 
+    def _flow(self, scheduler: Scheduler) -> Flow | None:
+        """Rollouts ahead of the steps that train them, where the recipe asks for it."""
+        if not self._recipe.asynchrony.on:
+            return None
+        tasks, weights = self._parts.suite.split("train"), self._parts.weights
+        count, seed = self._recipe.rollout.tasks_per_step, self._recipe.run.seed
+        return Flow(
+            scheduler,
+            self._parts.store,
+            Ledger(self._parts.store.directory / "ledger.jsonl"),
+            plan=flow_plan(self._recipe),
+            config=self._recipe.asynchrony,
+            draw=lambda step: choose_tasks(tasks, count=count, step=step, seed=seed, weights=weights),
+        )
+
     async def _evaluate(self, scheduler: Scheduler, name: str, step: int) -> None:
         for split, batch in evaluation_batches(self._parts.suite, self._recipe.evaluation, name=name, step=step):
             begun, counted = time.monotonic(), dict(self._parts.counters())
-            row = evaluation_row(await self._parts.collect(scheduler, batch, f"evaluation {name} ({split})"))
+            beside = name == "step" and self._recipe.asynchrony.on
+            stage = "" if beside else f"evaluation {name} ({split})"
+            attempts = await self._parts.collect(scheduler, batch, stage)
+            row = {**evaluation_row(attempts), **(version_range(attempts) if beside else {})}
             grown = {key: value - counted.get(key, 0) for key, value in self._parts.counters().items()}
             self._write({"kind": "evaluation", "step": step, "name": name, "split": split, **row, **grown}, begun)
             self._parts.progress.say(
@@ -224,12 +254,16 @@ class _Main:
         return trajectories
 
     def _save(self, loaded: LoadedModel, learner: Learner, step: int) -> None:
+        state, keep = {"step": step, "version": learner.version}, self._recipe.training.keep_checkpoints
+        if isinstance(learner, LeadingLearner):
+            learner.save(self._trained, step, state=state, keep=keep, tokenizer=loaded.tokenizer)
+            return
         save_checkpoint(
             self._trained,
             step,
             learner_state=learner.state_dict(),
-            state={"step": step, "version": learner.version},
-            keep=self._recipe.training.keep_checkpoints,
+            state=state,
+            keep=keep,
             model=loaded.model,
             tokenizer=loaded.tokenizer,
         )

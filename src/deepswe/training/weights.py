@@ -12,27 +12,22 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
-
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import Protocol, Self
 
 from deepswe.errors import PolicyError, TrainingError, boundary
 from deepswe.policy.vllm import VllmPolicy
 from deepswe.policy.vllm_server import ServerFailed, VllmServer
+from deepswe.sandbox.owner import PREFIX, is_abandoned, this_process
 
-SHARD_BYTES = 4 << 30
-"""Weights in one file."""
 PROBE_TOKENS = 128
 
-NamedWeights = Callable[[], Iterable[tuple[str, Tensor]]]
-"""Each weight, whole, under the plain model's name; called in a thread."""
+Write = Callable[[Path], None]
+"""Writes the learner's present weights into a directory; called in a thread."""
 Scorer = Callable[[Sequence[int]], Sequence[float]]
 """The learner's log-probs of all tokens but the first, each after those before it."""
 
@@ -55,25 +50,6 @@ def mismatch(ours: Sequence[float], theirs: Sequence[float]) -> Mismatch:
     """Compare the log-probs of the same tokens; they have one length, at least 1."""
     differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     return Mismatch(len(differences), sum(differences) / len(differences), max(differences))
-
-
-def scorer(model: Any, *, bfloat16: bool) -> Scorer:
-    """The log-probs of a whole model in this process, at temperature 1; called in a thread."""
-
-    @torch.no_grad()
-    def score(tokens: Sequence[int]) -> list[float]:
-        device = next(model.parameters()).device
-        ids_1T = torch.tensor([list(tokens)], device=device)
-        precision: AbstractContextManager[Any] = (
-            torch.autocast(device.type, torch.bfloat16) if bfloat16 else nullcontext()
-        )
-        with precision:
-            logits_1TV = model(input_ids=ids_1T, use_cache=False).logits
-        logp_TV = torch.log_softmax(logits_1TV[0, :-1].float(), dim=-1)
-        values: list[float] = logp_TV.gather(1, ids_1T[0, 1:, None])[:, 0].tolist()
-        return values
-
-    return score
 
 
 class Transfer(Protocol):
@@ -102,37 +78,34 @@ class Transfer(Protocol):
 class FileTransfer:
     """Through a directory; each server loads it by `reload_weights`. `Transfer`."""
 
-    def __init__(self, weights: NamedWeights, directory: Path, *, timeout_s: float) -> None:
-        """Raises:
-        TrainingError: the directory cannot be written.
+    def __init__(self, write: Write, directory: Path, *, timeout_s: float) -> None:
+        """Args:
+        write: the weights.
+        directory: where; a directory in it is made, and removed by `close`.
+        timeout_s: of one server's loading.
+
+        Raises:
+            TrainingError: the directory cannot be written.
         """
-        self._weights, self._timeout_s = weights, timeout_s
+        self._write, self._timeout_s = write, timeout_s
         with boundary("training.weights", TrainingError):
-            self._directory = Path(tempfile.mkdtemp(prefix="deepswe-weights-", dir=directory))
-        self._directory.chmod(0o755)
+            for left in directory.glob(f"{PREFIX}*-weights-*"):
+                if is_abandoned(left.name):  # its process was killed
+                    shutil.rmtree(left, ignore_errors=True)
+            prefix = f"{PREFIX}{this_process().tag}-weights-"
+            self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
+            self._directory.chmod(0o755)
         self._current: Path | None = None
 
     async def prepare(self, version: int) -> None:
         """Write the weights of this version; those of the one before are removed."""
         path = self._directory / f"v{version:08d}"
-        await asyncio.to_thread(self._write, path)
+        with boundary("training.weights", TrainingError):
+            path.mkdir(exist_ok=True)
+            await asyncio.to_thread(self._write, path)
         before, self._current = self._current, path
         if before is not None and before != path:
             shutil.rmtree(before, ignore_errors=True)
-
-    def _write(self, path: Path) -> None:
-        with boundary("training.weights", TrainingError):
-            path.mkdir(exist_ok=True)
-            held: dict[str, Tensor] = {}
-            size, number = 0, 0
-            for name, weight in self._weights():
-                held[name] = weight.detach().cpu().contiguous()
-                size += weight.numel() * weight.element_size()
-                if size >= SHARD_BYTES:
-                    save_file(held, path / f"model-{number:05d}.safetensors", metadata={"format": "pt"})
-                    held, size, number = {}, 0, number + 1
-            if held:
-                save_file(held, path / f"model-{number:05d}.safetensors", metadata={"format": "pt"})
 
     async def send(self, servers: Sequence[VllmServer]) -> list[ServerFailed | None]:
         """All load at once."""

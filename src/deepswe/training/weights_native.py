@@ -18,7 +18,7 @@ from torch import Tensor
 from deepswe.errors import ConfigError, PolicyError, boundary
 from deepswe.optional import optional_module
 from deepswe.policy.vllm_server import ServerFailed, VllmServer
-from deepswe.training.weights import NamedWeights
+from deepswe.training.weights_file import NamedWeights
 
 _MODULE = "vllm.distributed.weight_transfer"
 
