@@ -116,7 +116,7 @@ class AttemptsView {
     const choose = (name, label, values) => make("label", {}, label, make("select", { id: `by-${name}`, onchange: () => this.go(name) },
       make("option", { value: "" }, "all"), ...values.map((value) => make("option", { value }, words(value)))));
     const distinct = (name) => [...new Set(store.attempts.map((attempt) => attempt[name]))].sort();
-    this.list = new LongList(fillAttempt, "Attempts");
+    this.list = new LongList(fillAttempt, "List of attempts");
     this.count = make("p", { cls: "count", role: "status" });
     this.query = make("input", { id: "query", type: "search", placeholder: "task, repository, kind, ending, sign", oninput: () => this.go("q") });
     this.deep = make("button", { type: "button", onclick: () => this.searchTexts() }, "Search inside the texts");
@@ -181,7 +181,7 @@ class AttemptsView {
 
 class TasksView {
   constructor(section) {
-    this.list = new LongList(fillTask, "Tasks");
+    this.list = new LongList(fillTask, "List of tasks");
     this.count = make("p", { cls: "count", role: "status" });
     this.query = make("input", { id: "task-query", type: "search", placeholder: "id, repository, kind", oninput: () => {
       history.replaceState(null, "", `#/tasks?q=${encodeURIComponent(this.query.value)}`);
