@@ -34,7 +34,7 @@ def add_lora(model: nn.Module, config: LoraAdapters, *, seed: int, narrow: bool 
         ConfigError: peft is not installed, or a target names no layer.
     """
     peft = optional_module("peft", "lora", "train with model.lora")
-    targets = list(config.targets) or _matrices(model)
+    targets = list(config.targets) or matrices(model)
     if narrow:
         model.to(torch.bfloat16)
     model.requires_grad_(False)
@@ -87,7 +87,7 @@ def plain_name(name: str) -> str | None:
     return None if name.endswith((_A, _B)) else name.replace(_BASE, ".")
 
 
-def _matrices(model: nn.Module) -> list[str]:
+def matrices(model: nn.Module) -> list[str]:
     """The last names of all linear layers but the head."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
     named = ((name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear))

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM
 
 from deepswe.config import LoraAdapters
 from deepswe.training.forward import TokenScorer, checkpoint_layers, layers_of
-from deepswe.training.lora import add_lora
+from deepswe.training.lora import matrices
 
 FEW, MORE = 2, 3
 """Numbers of layers that are run; models with no more are run whole."""
@@ -153,7 +153,7 @@ def _run(
         kind = torch.bfloat16 if narrow else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=kind).eval()  # type: ignore[no-untyped-call]
         if lora is not None:
-            add_lora(model, lora, seed=0)
+            _adapt(model, lora)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         if recompute:
@@ -168,6 +168,33 @@ def _run(
             logp_N, _ = scorer.score_hidden(hidden_BTH.flatten(0, 1), tokens_BT.flatten())
         logp_N.sum().backward()  # type: ignore[no-untyped-call]
         return StepMemory(activations, max(0, live.top - held - activations))
+
+
+class _Adapted(nn.Module):
+    """A frozen matrix with an adapter beside it, computed as peft does it, which cannot be put into a fake model."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down, self.up = (
+            nn.Linear(base.in_features, rank, bias=False),
+            nn.Linear(rank, base.out_features, bias=False),
+        )
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """W x + B A x."""
+        made: Tensor = self.base(hidden)
+        return (made + self.up(self.down(hidden.to(self.down.weight.dtype)))).to(made.dtype)
+
+
+def _adapt(model: nn.Module, lora: LoraAdapters) -> None:
+    """Freeze a model and put adapters beside its matrices, in place."""
+    model.requires_grad_(False)
+    targets = set(lora.targets or matrices(model))
+    for name, module in list(model.named_modules()):
+        parent, _, last = name.rpartition(".")
+        if isinstance(module, nn.Linear) and last in targets:
+            setattr(model.get_submodule(parent), last, _Adapted(module, lora.rank))
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]

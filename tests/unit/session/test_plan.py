@@ -1,7 +1,9 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from deepswe.cli.main import app
@@ -114,3 +116,16 @@ def test_the_command_prints_the_plan(tmp_path):
 def test_what_several_processes_cannot_train_is_refused_with_the_setting():
     with pytest.raises(ConfigError, match=r"engine\.backend embedded .* kl_start_every need the weights"):
         check_team(recipe())
+
+
+def test_the_files_for_a_cluster_are_whole_and_their_recipe_can_be_trained_by_many():
+    place = RECIPES.parent / "deploy" / "training"
+    listed = yaml.safe_load((place / "kustomization.yaml").read_text())
+    texts = [(place / name).read_text() for name in listed["resources"]]
+    objects = [made for text in texts for made in yaml.safe_load_all(text) if made is not None]
+    assert {made["kind"] for made in objects} >= {"JobSet", "StatefulSet", "Service", "PersistentVolumeClaim"}
+    for generator in listed["configMapGenerator"]:
+        for name in generator["files"]:
+            check_team(load_recipe(place / name))
+    script = RECIPES.parent / "deploy" / "slurm" / "train.sbatch"
+    subprocess.run(["bash", "-n", str(script)], check=True)
