@@ -71,7 +71,7 @@ def test_the_scorer_gives_the_log_probs_of_the_model(make_model) -> None:
     model = make_model(torch.float32)
     tokens = [3, 9, 4, 1]
     logp_TV = torch.log_softmax(model(torch.tensor([tokens])).logits[0], -1)
-    wanted = [float(logp_TV[place, token]) for place, token in enumerate(tokens[1:])]
+    wanted = [float(logp_TV[place, token].detach()) for place, token in enumerate(tokens[1:])]
     assert mismatch(scorer(model, bfloat16=False)(tokens), wanted).most < 1e-5
 
 
