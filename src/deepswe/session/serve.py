@@ -106,7 +106,7 @@ def serve_recipe(
         gpus: of each; 0 leaves the choice to vLLM.
         host, port: where the first one listens; the others take the next ports.
         progress: is told what happens.
-        on_ready: gets the setting that names them, once all answer.
+        on_ready: gets the setting that names them, quoted for a shell, once all answer.
 
     Raises:
         PolicyError: one did not start, or ended; quotes its last words.
@@ -134,7 +134,7 @@ async def _serve(
         for address, process, log in started:
             await _until_healthy(session, address, process, log)
         names = ", ".join(f'"{address}"' for address, _, _ in started)
-        on_ready(f"engine.vllm.servers=[{names}]")
+        on_ready(f"'engine.vllm.servers=[{names}]'")
         while True:
             await asyncio.sleep(LOOK_S)
             for address, process, log in started:
