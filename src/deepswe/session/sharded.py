@@ -88,7 +88,8 @@ def lead_learner(recipe: Recipe, loaded: LoadedModel, team: Team) -> LeadingLear
 def follow_recipe(recipe: Recipe, team: Team) -> None:
     """The share of a process other than the first, until that one ends."""
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    kind, config = team.shards.agreed(None)
+    made: tuple[Any, Any] = team.shards.agreed(None)
+    kind, config = made
     with torch.device("meta"):
         model = kind(config)
     if recipe.model.lora.rank:

@@ -184,7 +184,8 @@ class _Adapted(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """W x + B A x."""
         made: Tensor = self.base(hidden)
-        return (made + self.up(self.down(hidden.to(self.down.weight.dtype)))).to(made.dtype)
+        beside: Tensor = self.up(self.down(hidden.to(self.down.weight.dtype)))
+        return (made + beside).to(made.dtype)
 
 
 def _adapt(model: nn.Module, lora: LoraAdapters) -> None:
