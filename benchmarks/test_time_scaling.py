@@ -20,7 +20,8 @@ The last line printed is one JSON object:
 Exit code 0 where the gain is 10 points or more with an interval above zero, hybrid is not below ef or eb (their
 difference's interval reaches zero), and nothing is above the ceiling. Everything is recorded under `--directory`, and
 a second call goes on where the first was stopped. `--quick` takes 8 tasks and lets no model act: the candidates are
-those of the reference solver with mistakes, on training tasks of which the verifier saw none.
+those of the reference solver with mistakes. Its verifier, from random weights and some 60 examples, knows next to
+nothing, and hybrid cannot be better than it; so there the bounds of the gain are those of `eb`, and hybrid is not bound.
 """
 
 from __future__ import annotations
@@ -111,9 +112,12 @@ def make_candidates(plan: Plan, progress: Progress) -> tuple[Path, list[str], li
         return candidates, [f"model.scratch.{setting}" for setting in SCRATCH], [lessons]
     export = train_policy(plan, progress)
     model = f"model.path={export}"
-    candidates = attempt(plan, "candidates", "heldout", plan.k, plan.tasks, progress, model)
-    lessons = attempt(plan, "lessons", "train", 4, 200, progress, model)
-    return candidates, [model], [plan.policy or plan.directory / "policy", lessons]
+    few = ("tasks.train=1", "tasks.unseen=0")  # a larger set holds the same held-out tasks
+    candidates = attempt(plan, "candidates", "heldout", plan.k, plan.tasks, progress, model, *few)
+    if plan.policy is not None:
+        return candidates, [model], [plan.policy]
+    lessons = attempt(plan, "lessons", "train", 4, 200, progress, model, "tasks.train=200", "tasks.unseen=0")
+    return candidates, [model], [plan.directory / "policy", lessons]
 
 
 def score_by_verifier(
@@ -125,7 +129,8 @@ def score_by_verifier(
         f"run.directory={plan.directory}",
         f"data.runs={json.dumps([str(run) for run in runs])}",
         'data.phases=["train", "model_train", "reference_train"]',
-        *(["training.epochs=6", "training.batch_size=8"] if plan.quick else []),
+        "data.most=2000",
+        *(["training.epochs=6", "training.batch_size=8", "training.learning_rate=3e-3"] if plan.quick else []),
     ]
     trained = train_verifier(load_verifier_recipe(VERIFIER, [*model, *data]), resume=True, progress=progress)
     book = ScoreBook.open(plan.directory / "scores.jsonl")
@@ -135,8 +140,8 @@ def score_by_verifier(
 
 def score_by_tests(plan: Plan, loaded: Sequence[Candidate], progress: Progress) -> dict[str, Any]:
     """Write tests and run the candidates against them."""
-    settings = ("tasks.train=24", "tasks.heldout=0", "tasks.unseen=0") if plan.quick else ()
-    recipe = plan.recipe("tests", *settings)
+    settings = ("tasks.train=24", "tasks.heldout=0") if plan.quick else ("tasks.train=1",)
+    recipe = plan.recipe("tests", "tasks.unseen=0", *settings)
     out = plan.directory / "tests.jsonl"
     written = generate_tests(
         recipe,
@@ -204,10 +209,10 @@ def choose(plan: Plan, loaded: Sequence[Candidate]) -> tuple[dict[str, Any], boo
         },
         "picture": str(picture),
     }
-    below = less_ef.high < 0.0 or less_eb.high < 0.0
+    below = not plan.quick and (less_ef.high < 0.0 or less_eb.high < 0.0)
     above = max(estimate.mean for estimate in last.best.values()) > last.pass_at_k.mean + 1e-9
-    wanted = plan.tasks if plan.quick else 60
-    return figures, gain.mean >= 0.10 and gain.low > 0.0 and not below and not above and len(tasks) >= wanted
+    bound, wanted = (last.gain["execution"], plan.tasks) if plan.quick else (gain, 60)
+    return figures, bound.mean >= 0.10 and bound.low > 0.0 and not below and not above and len(tasks) >= wanted
 
 
 def said(difference: Difference) -> list[float]:

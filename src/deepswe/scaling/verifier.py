@@ -106,13 +106,13 @@ class Prompter:
 
     def prompt(self, reading: Reading) -> tuple[int, ...] | None:
         """The tokens up to the answer, at most the budget; None where it cannot be cut to that."""
-        room = self._room
+        room, rendered = self._room, self._render(reading)
         for _ in range(TRIES):
-            rendered = self._render(condense(reading, self._tokens, room))
             if len(rendered) <= self._budget:
                 return rendered
-            room -= len(rendered) - self._budget
-        return None
+            rendered = self._render(condense(reading, self._tokens, room))
+            room -= max(0, len(rendered) - self._budget)
+        return rendered if len(rendered) <= self._budget else None
 
     def _render(self, reading: Reading) -> tuple[int, ...]:
         return self._renderer.opening(messages_of(reading, self._style)) + self.answer.before

@@ -36,7 +36,7 @@ class DataSet:
 
     Attributes:
         train: as many right as wrong examples, in a fixed order.
-        heldout: of other groups, as they come.
+        heldout: of other groups, in the shares in which they come.
         prior: share of right ones in the training groups before balancing.
         ungraded: candidates without an outcome, left out.
     """
@@ -47,14 +47,17 @@ class DataSet:
     ungraded: int
 
 
-def make_data_set(candidates: Iterable[Candidate], *, split_by: str, heldout_share: float, seed: int) -> DataSet:
+def make_data_set(
+    candidates: Iterable[Candidate], *, split_by: str, heldout_share: float, seed: int, most: int = 0
+) -> DataSet:
     """Choose examples out of graded candidates.
 
     Args:
         candidates: of any tasks.
         split_by: "task", or a tag such as "repo"; a candidate without that tag is its task's.
         heldout_share: of the groups, chosen by a hash of their names; groups are whole on one side.
-        seed: of the choice among the more frequent answer, and of the split.
+        seed: of the choice among examples, and of the split.
+        most: examples of each side; 0 takes all.
 
     Raises:
         ConfigError: the training side lacks right or wrong examples.
@@ -69,7 +72,9 @@ def make_data_set(candidates: Iterable[Candidate], *, split_by: str, heldout_sha
             f"{len(train)} judged candidates to train a verifier on, of which {right} are right; it needs both right "
             "and wrong ones: give more runs, or a smaller data.heldout_share"
         )
-    return DataSet(balance(train, seed), tuple(heldout), right / len(train), len(ordered) - len(examples))
+    if most and len(heldout) > most:
+        heldout = random.Random(f"heldout/{seed}").sample(heldout, most)
+    return DataSet(balance(train, seed, most), tuple(heldout), right / len(train), len(ordered) - len(examples))
 
 
 def group_of(candidate: Candidate, split_by: str) -> str:
@@ -83,11 +88,11 @@ def is_heldout(group: str, share: float, seed: int) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def balance(examples: Sequence[Example], seed: int) -> tuple[Example, ...]:
-    """As many right as wrong ones: of the more frequent answer a seeded choice, spread over tasks. Order is kept."""
+def balance(examples: Sequence[Example], seed: int, most: int = 0) -> tuple[Example, ...]:
+    """As many right as wrong ones, at most `most` unless that is 0: a seeded choice, spread over tasks, in order."""
     rng = random.Random(f"balance/{seed}")
     sides = {answer: [i for i, e in enumerate(examples) if e.answer is answer] for answer in (True, False)}
-    count = min(map(len, sides.values()))
+    count = min([*map(len, sides.values()), *([max(1, most // 2)] if most else [])])
     kept: set[int] = set()
     for places in sides.values():
         kept.update(_spread(places, examples, count, rng))

@@ -31,6 +31,8 @@ class VerifierData(Section):
     """What is whole on one side of the split: "task", or a tag of the tasks such as "repo" or "structure"."""
     heldout_share: Fraction = 0.1
     """Share of these groups that the verifier is measured by, not trained on."""
+    most: int = Field(default=0, ge=0)
+    """At most this many examples of each side of the split; 0 takes all."""
 
 
 class VerifierPrompt(Section):

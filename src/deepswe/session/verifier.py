@@ -88,7 +88,11 @@ class _Trainer:
     async def train(self) -> None:
         recipe, data = self._recipe, self._recipe.data
         examples = make_data_set(
-            read_runs(recipe), split_by=data.split_by, heldout_share=data.heldout_share, seed=recipe.run.seed
+            read_runs(recipe),
+            split_by=data.split_by,
+            heldout_share=data.heldout_share,
+            seed=recipe.run.seed,
+            most=data.most,
         )
         loaded = _load(recipe.model, _texts(examples), recipe.run.seed)
         prompter = _prompter(loaded, recipe.prompt)

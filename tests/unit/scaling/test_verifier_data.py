@@ -59,6 +59,13 @@ def test_one_sort_of_answer_is_refused() -> None:
         make_data_set(right, split_by="task", heldout_share=0.1, seed=0)
 
 
+def test_a_bound_holds_on_both_sides_and_keeps_the_balance() -> None:
+    data = make_data_set(candidates(), split_by="task", heldout_share=0.5, seed=0, most=12)
+    assert (len(data.train), len(data.heldout)) == (12, 12)
+    assert sum(e.answer for e in data.train) == 6
+    assert data.prior == pytest.approx(1 / 7)
+
+
 def test_balancing_what_is_balanced_keeps_all() -> None:
     data = make_data_set(candidates(wrong=1), split_by="task", heldout_share=0.0, seed=0)
     assert balance(data.train, 5) == data.train
