@@ -21,7 +21,7 @@ Exit code 0 where the gain is 10 points or more with an interval above zero, hyb
 difference's interval reaches zero), and nothing is above the ceiling. Everything is recorded under `--directory`, and
 a second call goes on where the first was stopped. `--quick` takes 8 tasks and lets no model act: the candidates are
 those of the reference solver with mistakes. Its verifier, from random weights and some 60 examples, knows next to
-nothing, and hybrid cannot be better than it; so there the bounds of the gain are those of `eb`, and hybrid is not bound.
+nothing, and hybrid halves by it; so hybrid is not bound there, and the bounds of the gain are those of `eb`.
 """
 
 from __future__ import annotations
