@@ -22,7 +22,9 @@ def train(
 
     from deepswe.cli.progress import TerminalProgress
     from deepswe.session.train import run_recipe
+    from deepswe.training.sharded import rank
 
     with TerminalProgress() as progress:
         path = run_recipe(wanted, resume=resume, progress=progress)
-    print(path)
+    if rank() == 0:
+        print(path)
