@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ from deepswe.config import AgentConfig, AsynchronyConfig, RolloutConfig, VllmCon
 from deepswe.envs.base import Environment, Outcome, Verdict
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.policy.vllm import VllmPolicy
-from deepswe.rollout.flow import Flow, FlowPlan
+from deepswe.rollout.flow import Flow
+from deepswe.rollout.flow_groups import FlowPlan
 from deepswe.rollout.ledger import Ledger
 from deepswe.rollout.scheduler import Scheduler
 from deepswe.rollout.store import TrajectoryStore
@@ -185,15 +187,16 @@ async def keep_in_flight(attempts: int, measured_s: float, scratch: Path) -> dic
             )  # fmt: skip
             groups = attempts // 8
             plan = FlowPlan("train", 1000, groups, 8, 1.0, frozenset({Ending.ERROR}))
+            store = TrajectoryStore(scratch)
             flow = Flow(
                 scheduler,
-                TrajectoryStore(scratch),
+                store,
                 Ledger(scratch / "trajectories" / "ledger.jsonl"),
                 plan=plan,
                 config=AsynchronyConfig(max_age=4),
                 draw=lambda step: [Name(f"{step}-{place}") for place in range(groups)],
             )
-            begun, most, late_ms, failures = time.monotonic(), 0, list[float](), 0
+            begun, most, late_ms = time.monotonic(), 0, list[float]()
             async with flow.running() as tasks:
                 batches = tasks.create_task(flow.batch(0))
                 async with asyncio.timeout(300):
@@ -205,15 +208,16 @@ async def keep_in_flight(attempts: int, measured_s: float, scratch: Path) -> dic
                     while time.monotonic() < end:
                         await asyncio.sleep(0.5)
                         most = max(most, scheduler.slots.taken)
-                done = await batches
-                failures = sum(t.ending is Ending.ERROR for group in done for t in group.trajectories)
+                batches.cancel()
+    endings = Counter(t.ending for t in store.read("train"))
     late_ms.sort()
     return {
         "in_flight": most,
         "loop_lag_p99_ms": round(late_ms[int(0.99 * (len(late_ms) - 1))], 1),
         "loop_lag_p50_ms": round(late_ms[len(late_ms) // 2], 1),
         "filled_s": round(filled_s, 1),
-        "first_batch_failures": failures,
+        "failed": endings[Ending.ERROR],
+        "whole": endings[Ending.SUBMITTED],
     }
 
 

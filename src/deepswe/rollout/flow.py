@@ -15,70 +15,23 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from deepswe.config import AsynchronyConfig
 from deepswe.envs.base import HasId
 from deepswe.errors import RunError
-from deepswe.rollout.agent import CUT, GRACE_S, was_cut
+from deepswe.rollout.agent import GRACE_S, was_cut
 from deepswe.rollout.attempt import Attempt, Cut
+from deepswe.rollout.flow_groups import DrawnGroups, FlowPlan, OpenGroup, first_of, never_begun
 from deepswe.rollout.group import Group, form_groups
 from deepswe.rollout.ledger import Ledger
 from deepswe.rollout.scheduler import Batch, Scheduler
-from deepswe.rollout.store import Segment, TrajectoryStore
-from deepswe.types import Ending, Trajectory, Ungraded
+from deepswe.rollout.store import TrajectoryStore
+from deepswe.types import Ending, Trajectory
 
 STARTS = 16
 """Attempts begun in one turn of the event loop, so that what else it does is not held up."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlowPlan:
-    """What is to be made.
-
-    Attributes:
-        phase: under which the store keeps it.
-        steps: of the whole run.
-        groups: that one step trains.
-        attempts: of one group.
-        temperature: of sampling.
-        retried: endings after which an attempt is made again.
-    """
-
-    phase: str
-    steps: int
-    groups: int
-    attempts: int
-    temperature: float
-    retried: frozenset[Ending]
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A group that is neither trained nor dropped, or dropped and not yet over."""
-
-    number: int
-    drawn: int
-    task: HasId
-    opened: int
-    waiting: deque[Attempt]
-    running: dict[int, Cut] = field(default_factory=dict)
-    over: dict[int, Trajectory] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
-
-    @property
-    def complete(self) -> bool:
-        return not self.waiting and not self.running
-
-
-@dataclass(slots=True, eq=False)
-class _Drawn:
-    """The groups that one step drew: their segment in the store, and those of them that are not over and settled."""
-
-    segment: Segment
-    unfinished: set[int] = field(default_factory=set)
 
 
 class Flow:
@@ -106,10 +59,10 @@ class Flow:
         self._scheduler, self._store, self._ledger = scheduler, store, ledger
         self._quorum = max(1, math.ceil(config.quorum * plan.attempts - 1e-9))
         self._step, self._training, self._flowing, self._pump_due = 0, False, False, False
-        self._live: dict[int, _Open] = {}
-        self._dropped: dict[int, _Open] = {}
-        self._queue: deque[tuple[_Open, Attempt]] = deque()
-        self._drawn: dict[int, _Drawn] = {}
+        self._live: dict[int, OpenGroup] = {}
+        self._dropped: dict[int, OpenGroup] = {}
+        self._queue: deque[tuple[OpenGroup, Attempt]] = deque()
+        self._drawn: dict[int, DrawnGroups] = {}
         self._files = ExitStack()
         self._changed = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
@@ -186,14 +139,14 @@ class Flow:
 
     # Choosing.
 
-    def _deadline(self, group: _Open) -> int:
+    def _deadline(self, group: OpenGroup) -> int:
         """The last step that may train it."""
         return group.opened + self._config.max_age
 
-    def _usable(self, group: _Open) -> bool:
+    def _usable(self, group: OpenGroup) -> bool:
         return group.complete or len(group.over) >= self._quorum
 
-    def _choose(self) -> tuple[_Open, ...]:
+    def _choose(self) -> tuple[OpenGroup, ...]:
         """The groups of the step that is due, or nothing yet. Stragglers that alone hold it up are cut."""
         able = [g for g in self._live.values() if g.complete or (self._usable(g) and self._deadline(g) <= self._step)]
         able.sort(key=lambda group: (group.opened, group.number))
@@ -205,7 +158,7 @@ class Flow:
             self._cut(group, "a step waited for it alone")
         return () if held_up else tuple(chosen)
 
-    def _others_can_wait(self, chosen: Sequence[_Open]) -> bool:
+    def _others_can_wait(self, chosen: Sequence[OpenGroup]) -> bool:
         """Whether each group that is not chosen can train in a later step before it is too old."""
         taken = set(map(id, chosen))
         deadlines = sorted(self._deadline(group) for group in self._live.values() if id(group) not in taken)
@@ -261,15 +214,15 @@ class Flow:
         self._join(group)
         return True
 
-    def _place(self, number: int, opened: int) -> _Open:
+    def _place(self, number: int, opened: int) -> OpenGroup:
         """The group of that number, with all its attempts to make."""
         drawn, position = divmod(number, self.plan.groups)
         task = self._draw(drawn)[position]
         plan = self.plan
         batch = Batch(plan.phase, drawn, (task,), plan.attempts, plan.temperature, plan.retried)
-        return _Open(number, drawn, task, opened, deque(a for _, a in batch.plan(self._scheduler.seed)))
+        return OpenGroup(number, drawn, task, opened, deque(a for _, a in batch.plan(self._scheduler.seed)))
 
-    def _join(self, group: _Open) -> None:
+    def _join(self, group: OpenGroup) -> None:
         self._live[group.number] = group
         self._queue.extend((group, attempt) for attempt in group.waiting)
 
@@ -278,12 +231,12 @@ class Flow:
         if drawn in self._drawn:
             return ()
         segment, known = self._store.begin(self.plan.phase, drawn, keep=True, settled=frozenset(settled))
-        self._drawn[drawn] = _Drawn(self._files.enter_context(segment))
+        self._drawn[drawn] = DrawnGroups(self._files.enter_context(segment))
         return known
 
     # Ending.
 
-    async def _run(self, group: _Open, attempt: Attempt) -> None:
+    async def _run(self, group: OpenGroup, attempt: Attempt) -> None:
         try:
             cut = group.running[attempt.attempt]
             trajectory = await self._scheduler.attempt(group.task, attempt, self.plan.retried, cut)
@@ -292,7 +245,7 @@ class Flow:
         finally:
             self._scheduler.slots.give()
 
-    def _record(self, group: _Open, trajectory: Trajectory) -> None:
+    def _record(self, group: OpenGroup, trajectory: Trajectory) -> None:
         self._drawn[group.drawn].segment.append(trajectory)
         group.over[trajectory.attempt] = trajectory
         self._changed.set()
@@ -319,7 +272,7 @@ class Flow:
                 f"{self._failures[0]}"
             )
 
-    def _cut(self, group: _Open, why: str) -> None:
+    def _cut(self, group: OpenGroup, why: str) -> None:
         """End what runs of a group; what has not begun is recorded as it is."""
         for cut in group.running.values():
             cut(why)
@@ -328,9 +281,9 @@ class Flow:
         waiting, group.waiting = list(group.waiting), deque()
         self._queue = deque(entry for entry in self._queue if entry[0] is not group)
         for attempt in waiting:
-            self._record(group, _never_begun(attempt, why))
+            self._record(group, never_begun(attempt, why))
 
-    def _drop(self, groups: Sequence[_Open], why: str) -> None:
+    def _drop(self, groups: Sequence[OpenGroup], why: str) -> None:
         if not groups:
             return
         self._ledger.drop(self._step, [group.number for group in groups], why)
@@ -343,11 +296,11 @@ class Flow:
                 self._dropped.pop(group.number)
                 self._finish_group(group)
 
-    def _leave(self, group: _Open) -> None:
+    def _leave(self, group: OpenGroup) -> None:
         del self._live[group.number]
         self._finish_group(group)
 
-    def _finish_group(self, group: _Open) -> None:
+    def _finish_group(self, group: OpenGroup) -> None:
         """It is over and settled; a segment all of whose groups are so is committed."""
         drawn = self._drawn[group.drawn]
         drawn.unfinished.discard(group.number)
@@ -385,7 +338,7 @@ class Flow:
             if drawn not in done:
                 self._restore_segment(drawn, [self._place(number, self._ledger.opened[number]) for number in numbers])
 
-    def _restore_segment(self, drawn: int, groups: Sequence[_Open]) -> None:
+    def _restore_segment(self, drawn: int, groups: Sequence[OpenGroup]) -> None:
         settled = [group.task.id for group in groups if self._ledger.settled(group.number)]
         known = self._begin_segment(drawn, settled)
         state = self._drawn[drawn]
@@ -409,25 +362,3 @@ class Flow:
         wanted = {(group.drawn, group.task.id) for group in places}
         recorded = [t for drawn in {drawn for drawn, _ in wanted} for t in self._store.recorded(self.plan.phase, drawn)]
         return form_groups(t for t in recorded if (t.step, t.task_id) in wanted)
-
-
-def first_of(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The failure that came first, out of whatever groups it is in."""
-    failure: BaseException = failures
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    return failure
-
-
-def _never_begun(attempt: Attempt, why: str) -> Trajectory:
-    return Trajectory(
-        task_id=attempt.task_id,
-        attempt=attempt.attempt,
-        phase=attempt.phase,
-        step=attempt.step,
-        spans=(),
-        steps=(),
-        ending=Ending.ENV_TIMEOUT,
-        grade=Ungraded(f"cut before it began: {why}", CUT),
-        seed=attempt.seed,
-    )

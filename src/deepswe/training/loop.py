@@ -24,7 +24,8 @@ from deepswe.envs.base import HasId
 from deepswe.errors import ConfigError
 from deepswe.progress import Progress
 from deepswe.rollout.attempt import derive_seed
-from deepswe.rollout.flow import Flow, FlowPlan
+from deepswe.rollout.flow import Flow
+from deepswe.rollout.flow_groups import FlowPlan
 from deepswe.rollout.group import Group, form_groups
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore

@@ -13,7 +13,8 @@ from deepswe.policy.base import Completion
 from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
 from deepswe.rollout.agent import run_attempt, was_cut
 from deepswe.rollout.attempt import Attempt, Cut
-from deepswe.rollout.flow import Flow, FlowPlan
+from deepswe.rollout.flow import Flow
+from deepswe.rollout.flow_groups import FlowPlan
 from deepswe.rollout.group import Group
 from deepswe.rollout.ledger import Ledger
 from deepswe.rollout.scheduler import Scheduler
