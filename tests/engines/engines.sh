@@ -54,8 +54,9 @@ driver = "overlay"
 graphroot = "$root/podman/data"
 runroot = "$root/podman/run"
 EOF
+  # Its monitors leave a file "oom" wherever the service was started.
   CONTAINERS_CONF="$root/podman/containers.conf" CONTAINERS_STORAGE_CONF="$root/podman/storage.conf" \
-    podman --tmpdir "$root/podman/tmp" system service --time=0 "unix://$root/podman/engine.sock" \
+    env -C "$root/podman" podman --tmpdir "$root/podman/tmp" system service --time=0 "unix://$root/podman/engine.sock" \
     >"$root/podman/log" 2>&1 </dev/null &
   echo $! >"$root/podman/pid"
 }
