@@ -7,7 +7,7 @@
 #   engines.sh address docker|podman  prints the address of one
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
-root="${DEEPSWE_ENGINES:-${TMPDIR:-/tmp}/deepswe-engines}"
+root="$(realpath -m "${DEEPSWE_ENGINES:-${TMPDIR:-/tmp}/deepswe-engines}")"
 
 say() { echo "engines: $*" >&2; }
 
