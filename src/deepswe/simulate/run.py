@@ -38,7 +38,8 @@ FULL = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What a simulated run was like, after its first quarter.
+    """What a simulated run was like in its middle: without its first quarter, and without the last `max_age` + 1 steps,
+    for which no attempts begin any more.
 
     Attributes:
         steps: that were measured.
@@ -234,10 +235,13 @@ class _World:
 
     def _measure(self, metrics: MetricsLog) -> Simulated:
         rollout = self._recipe.rollout
-        skipped = min(len(self._marks) // 4, len(self._marks) - 2) if len(self._marks) > 1 else 0
-        first, last = self._marks[skipped], self._marks[-1]
-        steps, seconds = len(self._marks) - 1 - skipped, max(last.at - first.at, 1e-9)
-        rows = metrics.find("train")[skipped:]
+        total = len(self._marks) - 1
+        skipped = total // 4
+        ahead = self._recipe.asynchrony.max_age
+        end = max(total - ahead - 1 if ahead else total, min(skipped + 1, total))
+        first, last = self._marks[skipped], self._marks[end]
+        steps, seconds = end - skipped, max(last.at - first.at, 1e-9)
+        rows = metrics.find("train")[skipped:end]
         learner = (last.busy_s - first.busy_s) / seconds
         engine = (last.tokens - first.tokens) / seconds / self._engine.capacity
         sandboxes = (last.sandboxes - first.sandboxes) / seconds / self._recipe.sandbox.concurrency
