@@ -109,6 +109,7 @@ class Actor:
         counts_tokens: the loop's limits on tokens hold for its stream; else it keeps them itself, or has none.
         open: the policy and its renderer, for the length of a block.
         fatal: a failure that every further attempt would meet, too; None while there is none.
+        scripted: its turns are a script's, of any length, and no limit on tokens means anything to them.
     """
 
     name: str
@@ -116,6 +117,7 @@ class Actor:
     counts_tokens: bool
     open: Callable[[Stage], AbstractAsyncContextManager[tuple[Policy, Renderer]]]
     fatal: Callable[[], DeepsweError | None] = lambda: None
+    scripted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ def reference_actor() -> Actor:
         renderer = ByteRenderer()
         yield reference_policy(stage.opened.suite, stage.batch, renderer, seed=stage.recipe.run.seed), renderer
 
-    return Actor("reference", {"kind": "reference"}, False, act)
+    return Actor("reference", {"kind": "reference"}, False, act, scripted=True)
 
 
 def noop_actor() -> Actor:
@@ -155,7 +157,7 @@ def noop_actor() -> Actor:
         renderer = ByteRenderer()
         yield noop_policy(renderer, stage.recipe.agent), renderer
 
-    return Actor("noop", {"kind": "noop"}, False, act)
+    return Actor("noop", {"kind": "noop"}, False, act, scripted=True)
 
 
 def run_evaluation(
@@ -206,9 +208,13 @@ def _recorder(recipe: Recipe, plan: Plan, actor: Actor, tape: Path | None) -> It
         yield recorder
 
 
-def within_limits(recipe: Recipe, *, counts_tokens: bool) -> RolloutConfig:
-    """The limits of an attempt, those on tokens lifted where the loop's stream has no tokens of a model."""
-    return recipe.rollout if counts_tokens else recipe.rollout.model_copy(update={"max_tokens": COUNTLESS})
+def within_limits(recipe: Recipe, *, counts_tokens: bool, scripted: bool = False) -> RolloutConfig:
+    """The limits of an attempt, those on tokens lifted where the loop's stream has no tokens of a model.
+
+    The limit of a turn stays for an endpoint, which is asked for no more. A script is not cut at all.
+    """
+    lifted = () if counts_tokens else ("max_tokens", "max_turn_tokens") if scripted else ("max_tokens",)
+    return recipe.rollout.model_copy(update=dict.fromkeys(lifted, COUNTLESS))
 
 
 async def _evaluate(
@@ -304,7 +310,7 @@ class _Attempts:
             self._stage.opened.suite,
             policy,
             renderer,
-            rollout=within_limits(recipe, counts_tokens=self._actor.counts_tokens),
+            rollout=within_limits(recipe, counts_tokens=self._actor.counts_tokens, scripted=self._actor.scripted),
             agent=recipe.agent,
             concurrency=min(self._plan.concurrency or recipe.rollout.concurrency or capacity, capacity),
             seed=recipe.run.seed,

@@ -21,10 +21,22 @@ from deepswe.evaluation.results import load_results, open_evaluation
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
 from deepswe.progress import Silent
+from deepswe.rollout.reference import SUBMIT
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.cassette_play import load_tape, play
-from deepswe.session.evaluate import Actor, Evaluation, Plan, Stage, Tally, reference_actor, run_evaluation
+from deepswe.session.evaluate import (
+    Actor,
+    Evaluation,
+    Plan,
+    Stage,
+    Tally,
+    noop_actor,
+    reference_actor,
+    run_evaluation,
+)
 from deepswe.session.evaluate_sweep import run_sweep
+from deepswe.tools.calls import render_call
+from deepswe.tools.catalog import TOOLS
 from deepswe.types import Ending
 
 PLAN = Plan("heldout", attempts=2)
@@ -156,6 +168,13 @@ def test_the_reference_solver_needs_no_recipe_of_its_own(tmp_path: Path) -> None
     assert evaluate(lake(tmp_path), actor=reference_actor()).table["pass_at_1"]["mean"] == 1.0
     with pytest.raises(ConfigError, match="no split 'moon'"):
         evaluate(lake(tmp_path), Plan("moon", attempts=1))
+
+
+def test_no_limit_on_tokens_cuts_a_turn_of_a_script(tmp_path: Path) -> None:
+    recipe = lake(tmp_path, max_steps=1, max_turn_tokens=1)
+    done = evaluate(recipe, Plan("heldout", attempts=1, limit=1), noop_actor())
+    (turn,) = open_evaluation(f"{done.run}:{done.phase}").trajectories[0].steps
+    assert turn.completion == render_call(SUBMIT, recipe.agent.format, TOOLS)
 
 
 def test_a_sweep_cuts_recorded_attempts_and_refuses_what_they_do_not_say(tmp_path: Path) -> None:
