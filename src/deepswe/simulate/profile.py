@@ -32,8 +32,11 @@ class Spread(Section):
 
 
 class Profile(Section):
-    """The defaults are a model of 32B parameters on 64 H100, as in the DeepSWE write-up: 200 steps in six days, which
-    is 43 minutes a step, most of it waiting for the last attempts."""
+    """The defaults are a model of 32B parameters on 64 H100, as in the DeepSWE write-up.
+
+    Its 200 steps in six days are 43 minutes a step. The tail of the tool calls (`slowness`) is set so that a
+    synchronous step of 512 attempts takes about that (2,540 s); the other figures are estimates.
+    """
 
     gpus: PositiveInt = 64
     learner_gpus: int = Field(default=0, ge=0)
@@ -54,7 +57,7 @@ class Profile(Section):
     turn_tokens: Spread = Spread(median=330, sigma=0.9, most=4096)
     observation_tokens: Spread = Spread(median=150, sigma=1.0, most=4000)
     tool_s: Spread = Spread(median=3.0, sigma=1.6, most=90.0)
-    slowness: Spread = Spread(median=1.0, sigma=0.5)
+    slowness: Spread = Spread(median=1.0, sigma=0.8)
     """Of all tool calls of one attempt: some repositories have slow tests."""
     start_s: Spread = Spread(median=15.0, sigma=0.6, most=300.0)
     grade_s: Spread = Spread(median=45.0, sigma=0.8, most=300.0)
