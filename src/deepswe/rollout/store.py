@@ -10,10 +10,11 @@ A committed segment never changes. A torn last line (the process was killed in t
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +22,7 @@ from typing import Any, Self
 
 from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError
+from deepswe.shapes import misfit
 from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded, Usage
 
 _COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.jsonl")
@@ -53,9 +55,15 @@ def load_trajectory(line: bytes | str) -> Trajectory:
         record["ending"] = Ending(record["ending"])
         record["starts"] = tuple(record.get("starts", ()))
         record["usage"] = tuple(Usage(**turn) for turn in record.get("usage", ()))
-        return Trajectory(**record)
-    except (ValueError, TypeError, KeyError) as error:
+        trajectory = Trajectory(**record)
+        wrong = misfit(trajectory, Trajectory)
+        if not wrong and isinstance(trajectory.grade, Graded) and not math.isfinite(trajectory.grade.reward):
+            wrong = f"grade.reward is {trajectory.grade.reward}, not a number"
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StoreError(f"not a trajectory record ({error}); the line begins {line[:80]!r}") from error
+    if wrong:
+        raise StoreError(f"not a trajectory record ({wrong}); the line begins {line[:80]!r}")
+    return trajectory
 
 
 def _load_span(record: dict[str, Any]) -> TokenSpan:
@@ -65,6 +73,14 @@ def _load_span(record: dict[str, Any]) -> TokenSpan:
 def _load_step(record: dict[str, Any]) -> Step:
     call = record.pop("call")
     return Step(call=call and ToolCall(**call), **record)
+
+
+def _loaded(path: Path, lines: Iterable[bytes]) -> Iterator[Trajectory]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield load_trajectory(line)
+        except StoreError as error:
+            raise StoreError(f"{path}:{number}: {error}; move the file away, or take that line out of it") from error
 
 
 class Segment:
@@ -161,7 +177,7 @@ class TrajectoryStore:
         if committed.exists() or not partial.exists():
             return self.committed(phase, step) or ()
         data = partial.read_bytes()
-        return tuple(load_trajectory(line) for line in data[: data.rfind(b"\n") + 1].splitlines())
+        return tuple(_loaded(partial, data[: data.rfind(b"\n") + 1].splitlines()))
 
     def segments(self) -> tuple[tuple[str, int], ...]:
         """(phase, step) of each committed batch, sorted."""
@@ -182,11 +198,7 @@ class TrajectoryStore:
 
     def _read(self, path: Path) -> Iterator[Trajectory]:
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    yield load_trajectory(line)
-                except StoreError as error:
-                    raise StoreError(f"{path}:{number}: {error}") from error
+            yield from _loaded(path, lines)
 
     def _salvage(self, partial: Path, settled: Collection[str]) -> tuple[Trajectory, ...]:
         if not partial.exists():
@@ -195,7 +207,7 @@ class TrajectoryStore:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(partial, len(whole))
-        found = tuple(load_trajectory(line) for line in whole.splitlines())
+        found = tuple(_loaded(partial, whole.splitlines()))
         kept = tuple(t for t in found if t.ending is not Ending.ERROR or t.task_id in settled)
         if len(kept) < len(found):
             self._attic(partial).write_bytes(whole)

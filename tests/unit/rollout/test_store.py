@@ -1,5 +1,6 @@
 """The store keeps every trajectory exactly, whatever kills the writer."""
 
+import json
 import os
 from pathlib import Path
 
@@ -122,3 +123,23 @@ def test_an_unreadable_line_names_its_file_and_line(tmp_path: Path) -> None:
         file.write(b'{"task_id": 3}\n')
     with pytest.raises(StoreError, match=r"train-000000\.jsonl:2"):
         list(store.read())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"task_id": None}, "task_id is a NoneType, not a str"),
+        ({"attempt": "0"}, "attempt is a str, not a int"),
+        ({"steps": ["x"]}, "not a trajectory record"),
+        ({"tags": {"repo": 5}}, r"tags\['repo'\] is a int, not a str"),
+        ({"artifact": 7}, "artifact is a int"),
+        ({"wall_s": "1"}, "wall_s is a str, not a float"),
+        ({"spans": [{"tokens": ["a"], "sampled": False, "logprobs": [], "version": 0}]}, r"spans\[0\]\.tokens\[0\]"),
+        ({"grade": {"kind": "graded", "reward": float("nan")}}, "grade.reward is nan"),
+        ({"grade": {"kind": "graded", "reward": "1"}}, "grade.reward is a str"),
+    ],
+)
+def test_a_record_with_a_value_of_the_wrong_kind_is_refused_by_its_name(change: dict[str, object], said: str) -> None:
+    record = json.loads(dump_trajectory(trajectory())) | change
+    with pytest.raises(StoreError, match=said):
+        load_trajectory(json.dumps(record))
