@@ -69,6 +69,6 @@ def numbers(text: str, knob: str) -> list[int]:
     from deepswe.errors import ConfigError
 
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) for part in parts):
-        raise ConfigError(f"--{knob} {text!r} is no list of whole numbers from 1 on, such as 10,25,50")
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 40 for part in parts):
+        raise ConfigError(f"--{knob} {text!r} is no list of whole numbers from 1 to 2**40, such as 10,25,50")
     return [int(part) for part in parts]

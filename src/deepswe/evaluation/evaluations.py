@@ -22,10 +22,22 @@ from deepswe.atomic import write_atomically
 from deepswe.config import Recipe
 from deepswe.errors import StoreError
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.shapes import misfit
 from deepswe.types import Ending, Trajectory
 
 FILE = "evaluations.json"
 PREFIX = "eval_"
+_ENTRY: Mapping[str, Any] = {
+    "policy.name": str,
+    "policy.kind": str,
+    "split": str,
+    "attempts": int,
+    "limit": int,
+    "budget": Mapping[str, float],
+    **dict.fromkeys((f"budget.{name}" for name in ("steps", "tokens", "turn_tokens")), int),
+    **dict.fromkeys((f"budget.{name}" for name in ("dollars", "wall_s", "generation_s")), float),
+}
+"""What each entry has -> of which kind."""
 _UNHASHED: Mapping[str, set[str]] = {
     "rollout": {"tasks_per_step", "group_size", "temperature", "concurrency", "max_retries"},
     "sandbox": {"concurrency", "start_timeout_s", "starts_per_s", "warm", "lifetime_s"},
@@ -71,9 +83,25 @@ def read_manifest(run: Path) -> dict[str, dict[str, Any]]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StoreError(f"{path} cannot be read ({error}); move it away and evaluate again with --resume") from error
-    if not isinstance(manifest, dict):
-        raise StoreError(f"{path} is no list of evaluations; move it away and evaluate again with --resume")
-    return manifest
+    except RecursionError as error:
+        raise StoreError(f"{path} is nested too deeply; move it away and evaluate again with --resume") from error
+    if wrong := misfit(manifest, Mapping[str, Mapping[str, Any]], FILE) or _wrong_entry(manifest):
+        raise StoreError(f"{path} is no list of evaluations ({wrong}); move it away and evaluate again with --resume")
+    return dict(manifest)
+
+
+def _wrong_entry(manifest: Mapping[str, Mapping[str, Any]]) -> str:
+    """What is wrong in one of the entries, "" where nothing is."""
+    for phase, entry in manifest.items():
+        for key, wanted in _ENTRY.items():
+            held: Any = entry
+            for part in key.split("."):
+                if not isinstance(held, Mapping) or part not in held:
+                    return f"{phase} has no {key}"
+                held = held[part]
+            if wrong := misfit(held, wanted, f"{phase}.{key}"):
+                return wrong
+    return ""
 
 
 def write_entry(run: Path, phase: str, entry: Mapping[str, Any]) -> None:

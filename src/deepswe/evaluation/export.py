@@ -55,8 +55,21 @@ def write_predictions(rows: Sequence[Row], out: Path) -> None:
     elif out.suffix == ".json":
         write_atomically(out, json.dumps(by_task, indent=2) + "\n")
     else:
-        for task, row in by_task.items():
-            write_atomically(out / task / f"{task}.pred", json.dumps(row) + "\n")
+        for name, row in [(_file_name(task), row) for task, row in by_task.items()]:
+            write_atomically(out / name / f"{name}.pred", json.dumps(row) + "\n")
+
+
+def _file_name(task: str) -> str:
+    """A task's id as the name of a file or a directory.
+
+    Raises:
+        ConfigError: it is none, or would lead out of the directory.
+    """
+    if task in ("", ".", "..") or not task.isprintable() or set(task) & set("/\\") or len(task.encode()) > 200:
+        raise ConfigError(
+            f"task {task[:80]!r} cannot name a file; export it as predictions in one file (--out NAME.jsonl)"
+        )
+    return task
 
 
 def write_trajectories(trajectories: Iterable[Trajectory], out: Path, *, form: str, exporter: Exporter) -> int:
@@ -70,8 +83,7 @@ def write_trajectories(trajectories: Iterable[Trajectory], out: Path, *, form: s
         raise ConfigError(f"there is no trajectory format {form!r}; there are {', '.join(FORMATS)}")
     suffix, convert = FORMATS[form]
     count = 0
-    for trajectory in trajectories:
-        name = trajectory.task_id
+    for name, trajectory in [(_file_name(trajectory.task_id), trajectory) for trajectory in trajectories]:
         write_atomically(out / name / f"{name}{suffix}", json.dumps(convert(exporter, trajectory), indent=2) + "\n")
         count += 1
     return count
@@ -92,6 +104,8 @@ def write_submission(
         site: address of the project.
         open_model: whether its weights can be had.
     """
+    for trajectory in trajectories:
+        _file_name(trajectory.task_id)  # all or none
     write_predictions(predictions(trajectories, model=exporter.model), out / "all_preds.jsonl")
     write_atomically(out / "metadata.yaml", _metadata(name, site, exporter.model, open_model))
     write_atomically(out / "README.md", _readme(trajectories, name, exporter.model))

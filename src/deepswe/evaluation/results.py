@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ from deepswe.errors import ConfigError, StoreError
 from deepswe.evaluation.evaluations import PREFIX, latest, read_manifest
 from deepswe.evaluation.metrics import Outcomes, outcomes_by_task
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.shapes import misfit
 from deepswe.types import Trajectory
+
+MOST_TASKS = 1_000_000
+"""Of a published list; a total beyond it is a mistake."""
 
 NOT_MODELS = ("imitation", "reference", "noop")
 """Phases in which nobody is evaluated."""
@@ -144,7 +148,7 @@ def open_evaluation(spec: str) -> Opened:
         policy=policy["name"],
         phase=chosen,
         text=policy["kind"] != "model",
-        budget=Budget(**entry["budget"]) if entry else _recipe_budget(run),
+        budget=_entry_budget(run, entry["budget"]) if entry else _recipe_budget(run),
         trajectories=latest(store.read(chosen)),
     )
 
@@ -173,6 +177,15 @@ def _only(run: Path, there: list[str]) -> str:
     )
 
 
+def _entry_budget(run: Path, limits: Mapping[str, Any]) -> Budget:
+    if unknown := set(limits) - {item.name for item in fields(Budget)}:
+        raise StoreError(
+            f"{run} has an evaluation whose budget knows {min(unknown)!r}, which this version of deepswe does not; "
+            "use the version that made it"
+        )
+    return Budget(**limits)
+
+
 def _recipe_budget(run: Path) -> Budget:
     """Of an evaluation inside a training run, by its recipe."""
     try:
@@ -185,7 +198,7 @@ def _recipe_budget(run: Path) -> Budget:
             wall_s=rollout["trajectory_timeout_s"],
             generation_s=rollout["generation_timeout_s"],
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise StoreError(f"{run}/recipe.json cannot be read ({error}), so that the budget is unknown") from error
 
 
@@ -197,35 +210,45 @@ def read_report(path: Path, *, name: str = "") -> Results:
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON ({error}); give a file of results") from error
     title = name or path.name.removesuffix(".json").removesuffix(".results")
     if isinstance(record, dict) and isinstance(record.get("resolved"), list):
         return _published(path, record, name or str(record.get("submission") or title))
     if isinstance(record, dict) and isinstance(record.get("resolved_ids"), list):
-        return _official(record, title)
-    if (
-        isinstance(record, dict)
-        and record
-        and all(isinstance(row, dict) and "resolved" in row for row in record.values())
-    ):
-        return Results(title, {str(task): (float(bool(row["resolved"])),) for task, row in record.items()})
-    raise ConfigError(f"{path} is no list of resolved tasks and no report of SWE-bench's evaluation")
+        return _official(path, record, title)
+    if record and not misfit(record, Mapping[str, Mapping[str, Any]], "it"):
+        verdicts = {task: row.get("resolved") for task, row in record.items()}
+        if wrong := misfit(verdicts, Mapping[str, bool], "resolved"):
+            raise ConfigError(f"{path} is no report of SWE-bench's evaluation: {wrong}")
+        return Results(title, {task: (float(solved),) for task, solved in verdicts.items()})
+    raise ConfigError(
+        f"{path} is no list of resolved tasks and no report of SWE-bench's evaluation; give "
+        '{"resolved": [...], "total": 500}, a report, or a run'
+    )
+
+
+def _ids(path: Path, record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The tasks that are listed under `key`; none where it is missing or null."""
+    listed = record.get(key) or ()
+    if wrong := misfit(listed, tuple[str, ...], key):
+        raise ConfigError(f"{path} cannot be read: {wrong}; give lists of the names of tasks")
+    return tuple(listed)
 
 
 def _published(path: Path, record: Mapping[str, Any], title: str) -> Results:
-    resolved = [str(task) for task in record["resolved"]]
+    resolved = _ids(path, record, "resolved")
     total = record.get("total", record.get("total_instances"))
-    named = {str(task) for key in ("generated", "no_generation", "no_logs") for task in record.get(key) or ()}
+    named = {task for key in ("generated", "no_generation", "no_logs") for task in _ids(path, record, key)}
     outcomes = dict.fromkeys(sorted(named), (0.0,)) | dict.fromkeys(sorted(resolved), (1.0,))
-    if not isinstance(total, int) or total < len(outcomes) or len(set(resolved)) != len(resolved):
+    if type(total) is not int or not len(outcomes) <= total <= MOST_TASKS or len(set(resolved)) != len(resolved):
         raise ConfigError(
             f"{path} lists {len(resolved)} resolved tasks of {total!r} in all; check its total and its list"
         )
     return Results(title, outcomes, unlisted=total - len(outcomes))
 
 
-def _official(record: Mapping[str, Any], title: str) -> Results:
+def _official(path: Path, record: Mapping[str, Any], title: str) -> Results:
     """A task whose evaluation failed, or was never made, has no verdict; one without a patch is not solved."""
     outcomes: dict[str, tuple[float, ...]] = {}
     for key, scores in (
@@ -237,5 +260,5 @@ def _official(record: Mapping[str, Any], title: str) -> Results:
         ("infra_failure_ids", ()),
         ("resolved_ids", (1.0,)),
     ):
-        outcomes |= {str(task): scores for task in record.get(key) or ()}
+        outcomes |= dict.fromkeys(_ids(path, record, key), scores)
     return Results(title, dict(sorted(outcomes.items())))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deepswe.config import Recipe, build_recipe
 from deepswe.envs.suites import OpenSuite, open_suite
-from deepswe.errors import ConfigError
+from deepswe.errors import ConfigError, StoreError
 from deepswe.evaluation.evaluations import read_manifest
 from deepswe.evaluation.metrics import outcomes_by_task, pass_at_1
 from deepswe.evaluation.results import Opened, open_evaluation
@@ -44,10 +44,12 @@ def run_sweep(
     """
     found = open_evaluation(spec)
     run = Path(spec.rpartition(":")[0] if not Path(spec).exists() else spec)
-    recipe = build_recipe(json.loads((run / "recipe.json").read_text(encoding="utf-8")), origin=f"{run}/recipe.json")
+    recipe = _recipe_of(run)
     entry = read_manifest(run).get(found.phase)
     if entry is None:
         raise ConfigError(f"{found.phase} of {run} is no evaluation of `deepswe eval`; make one, and sweep that")
+    if not any(outcomes_by_task(found.trajectories).values()):
+        raise ConfigError(f"no attempt of {found.name} has a verdict; there is nothing to sweep")
     recorded = int(entry["budget"]["steps" if knob == "steps" else "tokens"])
     told = recipe.agent.steps_remaining
     points = []
@@ -59,6 +61,15 @@ def run_sweep(
             points.append(run_to_end(_replayed(recipe, found, str(entry["split"]), knob, value, cuts, progress)))
         progress.say(f"{knob} {value}: pass@1 {points[-1].estimate.mean:.3f}")
     return tuple(points)
+
+
+def _recipe_of(run: Path) -> Recipe:
+    path = run / "recipe.json"
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read ({error}); without it no attempt can be played again") from error
+    return build_recipe(tree, origin=str(path))
 
 
 def _again(

@@ -97,6 +97,23 @@ def test_reports_of_the_official_evaluation_are_read_and_failures_of_it_have_no_
         load_results(str(tmp_path / "nothing"))
 
 
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"resolved": ["a"], "total": 10**12}, "1000000000000 in all"),
+        ({"resolved": ["a"], "total": True}, "of True in all"),
+        ({"resolved": [["a"]], "total": 5}, r"resolved\[0\] is a list, not a str"),
+        ({"resolved": ["a"], "total": 5, "generated": 3}, "generated is a int, not a list"),
+        ({"resolved_ids": ["a"], "error_ids": "abc"}, "error_ids is a str, not a list"),
+        ({"a": {"resolved": "no"}}, r"resolved\['a'\] is a str, not a bool"),
+        ({"a": {"resolved": True}, "b": {}}, r"resolved\['b'\] is a NoneType"),
+    ],
+)
+def test_results_with_a_value_of_the_wrong_kind_are_refused(tmp_path: Path, record: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_report(write(tmp_path / "results.json", record))
+
+
 def test_the_leaderboard_is_sorted_and_names_are_unique(tmp_path: Path) -> None:
     low = Results("low", {"t": (0.0, 1.0), "u": (0.0, 0.0)}, KNOWN)
     high = Results("high", {"t": (1.0,)}, unlisted=1)

@@ -156,3 +156,16 @@ def test_an_attempt_without_verdict_has_no_score_in_a_readme(tmp_path: Path) -> 
     write_submission([failed], tmp_path / "s", exporter=REMOTE, name="n", site="", open_model=False)
     assert "Graded by" not in (tmp_path / "s" / "README.md").read_text()
     assert parts_of(Step("just words", None, "")) == ("", "just words", "")
+
+
+@pytest.mark.parametrize("task", ["../../out", "/out", "a/b", "..", "", "a\nb", "a\0b", "\ud800", "x" * 300])
+def test_a_task_whose_name_would_leave_the_directory_is_written_nowhere(tmp_path: Path, task: str) -> None:
+    out = tmp_path / "deep" / "down" / "out"
+    made = [attempt("a"), attempt(task)]
+    with pytest.raises(ConfigError, match="cannot name a file"):
+        write_trajectories(made, out, form="atif", exporter=REMOTE)
+    with pytest.raises(ConfigError, match="cannot name a file"):
+        write_submission(made, out, exporter=REMOTE, name="n", site="", open_model=False)
+    with pytest.raises(ConfigError, match="cannot name a file"):
+        write_predictions(predictions(made, model="m"), out)
+    assert list(tmp_path.iterdir()) == []

@@ -177,6 +177,26 @@ def test_no_limit_on_tokens_cuts_a_turn_of_a_script(tmp_path: Path) -> None:
     assert turn.completion == render_call(SUBMIT, recipe.agent.format, TOOLS)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("policy", "x", "no policy.name"),
+        ("policy", {"name": 5, "kind": "model"}, "policy.name is a int"),
+        ("budget", None, "budget is a NoneType"),
+        ("attempts", "2", "attempts is a str"),
+    ],
+)
+def test_a_list_of_evaluations_with_a_wrong_value_is_refused_whole(
+    tmp_path: Path, key: str, value: object, said: str
+) -> None:
+    done = evaluate(lake(tmp_path), Plan("heldout", attempts=1, limit=1))
+    manifest = read_manifest(done.run)
+    manifest[done.phase][key] = value
+    (done.run / "evaluations.json").write_text(json.dumps(manifest))
+    with pytest.raises(StoreError, match=said):
+        open_evaluation(str(done.run))
+
+
 def test_a_sweep_cuts_recorded_attempts_and_refuses_what_they_do_not_say(tmp_path: Path) -> None:
     done = evaluate(lake(tmp_path), actor=walker(solves=4))
     longest = max(len(t.steps) for t in open_evaluation(str(done.run)).trajectories)
