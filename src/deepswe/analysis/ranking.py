@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from deepswe.analysis.curves import COLOURS, INK, PALE
+from deepswe.analysis.harmless import harmless
 from deepswe.atomic import write_atomically
 from deepswe.errors import RunError
 from deepswe.evaluation.leaderboard import Entry
@@ -37,6 +38,11 @@ def draw_ranking(entries: Sequence[Entry]) -> Figure:
     return figure
 
 
+def _literal(name: str) -> str:
+    """A name in which matplotlib finds no formula."""
+    return harmless(name).replace("$", r"\$")
+
+
 def _bars(axes: Axes, entries: Sequence[Entry]) -> None:
     rows = list(reversed(entries))
     for at, entry in enumerate(rows):
@@ -44,7 +50,7 @@ def _bars(axes: Axes, entries: Sequence[Entry]) -> None:
         axes.barh(at, entry.mean, height=0.6, color=colour, alpha=0.85)
         axes.plot([entry.low, entry.high], [at, at], color=INK, linewidth=1.2)
         axes.text(entry.high + 0.01, at, f"{entry.mean:.1%}", va="center", fontsize=8, color=INK)
-    axes.set_yticks(range(len(rows)), [entry.name for entry in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [_literal(entry.name) for entry in rows], fontsize=8)
     axes.set_xlim(0.0, 1.0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     _plain(axes, "pass@1 with 95% intervals over tasks", "x")
@@ -57,7 +63,9 @@ def _against_size(axes: Axes, entries: Sequence[Entry]) -> None:
         axes.errorbar(
             [size], [entry.mean], yerr=[[entry.mean - entry.low], [entry.high - entry.mean]], fmt="o", color=colour
         )
-        axes.annotate(entry.name, (size, entry.mean), xytext=(6, 4), textcoords="offset points", fontsize=8, color=INK)
+        axes.annotate(
+            _literal(entry.name), (size, entry.mean), xytext=(6, 4), textcoords="offset points", fontsize=8, color=INK
+        )
     axes.set_xscale("log")
     axes.set_xlabel("parameters of the model, billions", fontsize=9, color=QUIET)
     axes.set_ylim(0.0, 1.0)

@@ -55,7 +55,7 @@ def _show_turns(run: Path, task: str, phase: str | None, as_json: bool) -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        print(f"{row['phase']} step {row['step']} attempt {row['attempt']}: reward {row['reward']}")
+        print(f"{harmless(row['phase'])} step {row['step']} attempt {row['attempt']}: reward {row['reward']}")
         for turn in row["turns"]:
             evidence = " ".join(harmless(turn["evidence"]).split())
             print(f"  {turn['turn']:3d}  {turn['class']:16s}{turn['rule']}{': ' if evidence else ''}{evidence}")

@@ -29,6 +29,7 @@ def compare(
         return
 
     from deepswe.cli.evaluate_tables import plain, share, show
+    from deepswe.cli.lines import warn
 
     difference = found.difference
     rows = [
@@ -50,4 +51,4 @@ def compare(
             show(f"{name}: {', '.join(tasks[:SHOWN])}{more}")
     if found.unequal:
         said = ", ".join(f"{name} {a} and {b}" for name, (a, b) in found.unequal.items())
-        typer.echo(f"deepswe: not under one known budget ({said}): the difference may be the budget's", err=True)
+        warn(f"deepswe: not under one known budget ({said}): the difference may be the budget's")

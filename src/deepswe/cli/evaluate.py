@@ -49,6 +49,7 @@ def evaluate(
 
     from deepswe.cli.evaluate_live import LiveEvaluation
     from deepswe.cli.evaluate_tables import evaluation_tables, show
+    from deepswe.cli.lines import warn
     from deepswe.session.evaluate import Plan, run_evaluation
 
     plan = Plan(
@@ -68,7 +69,7 @@ def evaluate(
         spent = f"  {done.spent:.4f} dollars spent in all" if done.spent else ""
         show(evaluation_tables(f"{actor.name} on {plan.split}", done.table), f"{done.run}:{done.phase}{spent}")
     if done.stopped:
-        typer.echo(f"deepswe: stopped early: {done.stopped}; go on with --resume and a larger budget", err=True)
+        warn(f"deepswe: stopped early: {done.stopped}; go on with --resume and a larger budget")
 
 
 def replay(
@@ -77,6 +78,7 @@ def replay(
 ) -> None:
     """Play a cassette back without its model and its sandboxes; exit code 1 where it does not come out the same."""
     from deepswe.cli.evaluate_tables import evaluation_tables, show
+    from deepswe.cli.lines import warn
     from deepswe.evaluation.summary import summarise
     from deepswe.session.cassette_play import play
 
@@ -87,7 +89,7 @@ def replay(
     else:
         show(evaluation_tables(cassette.name, table))
     for name in played.different:
-        typer.echo(f"deepswe: not the same: {name}", err=True)
+        warn(f"deepswe: not the same: {name}")
     if played.different:
         raise typer.Exit(1)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from deepswe.analysis.harmless import harmless
 from deepswe.cli.evaluate_tables import plain, share
 from deepswe.evaluation.metrics import count_endings, outcomes_by_task, pass_at_1
 from deepswe.evaluation.summary import used_by
@@ -38,7 +39,7 @@ class LiveEvaluation:
 
     def say(self, text: str) -> None:
         """See `Progress`."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(harmless(text), highlight=False, markup=False, soft_wrap=True)
 
     def watch(self, tally: Tally) -> None:
         """Draw how it stands."""

@@ -9,6 +9,8 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from deepswe.analysis.harmless import harmless
+
 Row = Mapping[str, Any]
 MOST = 20
 """Rows of a group that are shown."""
@@ -26,11 +28,18 @@ def span(row: Row) -> str:
 
 def plain(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
     """A table whose first column is text and whose others are numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title=Text(harmless(title)),
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left")
+        table.add_column(Text(harmless(name)), justify="right" if number else "left")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(harmless(cell)) for cell in row))
     return table
 
 
@@ -41,7 +50,7 @@ def evaluation_tables(name: str, row: Row) -> Group:
     missing = attempts["made"] - attempts["graded"]
     said = f"{name}: {attempts['graded']} of {attempts['planned']} attempts have a verdict"
     said += f", {missing} ended by the infrastructure (never scored)" if missing else ""
-    parts.append(Text(said))
+    parts.append(Text(harmless(said)))
     if "pass_at_1" in row:
         score = row["pass_at_1"]
         error = score["standard_error"]
@@ -87,4 +96,5 @@ def show(*renderables: Any) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     for renderable in renderables:
-        console.print(renderable, highlight=False)
+        shown = Text(harmless(renderable)) if isinstance(renderable, str) else renderable
+        console.print(shown, highlight=False)

@@ -23,6 +23,7 @@ def export(
     open_model: Annotated[bool, typer.Option("--open-model", help="Of a submission: its weights can be had.")] = False,
 ) -> None:
     """Write an evaluation in the formats of others: predictions, trajectories, a submission; prints the counts."""
+    from deepswe.cli.places import free_place
     from deepswe.evaluation.export import (
         choose_attempt,
         predictions,
@@ -33,6 +34,7 @@ def export(
     from deepswe.evaluation.export_trajectories import Exporter
     from deepswe.evaluation.results import open_evaluation
 
+    free_place("--out", out, run)
     found = open_evaluation(run)
     chosen = choose_attempt(found.trajectories, attempt)
     exporter = Exporter(model or found.policy, found.text)

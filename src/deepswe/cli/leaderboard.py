@@ -18,10 +18,13 @@ def leaderboard(
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> None:
     """Runs and published results side by side, best first, with intervals and budgets."""
+    from deepswe.cli.places import free_place
     from deepswe.errors import ConfigError
     from deepswe.evaluation.leaderboard import leaderboard as rank
     from deepswe.evaluation.results import load_results
 
+    if picture is not None:
+        free_place("--picture", picture, *results, suffix=".png")
     sizes: dict[str, float] = {}
     for text in size or ():
         name, _, value = text.rpartition("=")
@@ -29,6 +32,8 @@ def leaderboard(
             sizes[name] = float(value)
         except ValueError as error:
             raise ConfigError(f"--size {text!r} is not NAME=BILLIONS, such as --size ours=32") from error
+        if not 0 < sizes[name] < float("inf"):
+            raise ConfigError(f"--size {text!r} is no number of parameters; give billions, such as --size ours=32")
     entries = rank([load_results(spec) for spec in results], sizes)
     if picture is not None:
         from deepswe.optional import optional_module

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from typing import NoReturn
@@ -32,6 +33,7 @@ from deepswe.cli import (
     view,
     watch,
 )
+from deepswe.cli.lines import warn
 from deepswe.errors import DeepsweError
 
 app = typer.Typer(
@@ -82,13 +84,16 @@ def _root(
 
 def _fail(message: str) -> NoReturn:
     """End with exit code 1 and one line, whatever lines the message has."""
-    print("deepswe: " + "; ".join(filter(None, map(str.strip, message.splitlines()))), file=sys.stderr)
+    warn(f"deepswe: {message}")
     sys.exit(1)
 
 
 def main() -> None:
     """Entry point of the console script. SIGTERM is taken as Ctrl-C, so that whatever is open is closed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an odd locale, or a path of odd bytes, is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except DeepsweError as error:

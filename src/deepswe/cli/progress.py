@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from deepswe.analysis.harmless import harmless
+
 
 class TerminalProgress:
     """A context; a `training.progress.Progress` while it is entered. Without a terminal only the lines are printed."""
@@ -16,12 +18,12 @@ class TerminalProgress:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._bars = Bars(
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
@@ -32,19 +34,19 @@ class TerminalProgress:
         """See `Progress`."""
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(stage, total=total, note="")
+        self._task = self._bars.add_task(harmless(stage), total=total, note="")
 
     def advance(self, pieces: int = 1, note: str = "") -> None:
         """See `Progress`."""
         if self._task is not None:
             if note:
-                self._bars.update(self._task, advance=pieces, note=note)
+                self._bars.update(self._task, advance=pieces, note=harmless(note))
             else:
                 self._bars.update(self._task, advance=pieces)
 
     def say(self, text: str) -> None:
         """See `Progress`."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(harmless(text), highlight=False, markup=False)
 
     def __enter__(self) -> Self:
         self._bars.start()

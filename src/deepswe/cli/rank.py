@@ -25,16 +25,19 @@ def rank(
 ) -> None:
     """Choose one candidate for each task by its scores; prints the counts as JSON."""
     from deepswe.atomic import write_atomically
+    from deepswe.cli.lines import warn
+    from deepswe.cli.places import free_place
     from deepswe.scaling.candidates import load_candidates, prediction
     from deepswe.scaling.rank import rank as rank_candidates
     from deepswe.scaling.scores import ScoreBook
 
+    free_place("--out", out, candidates, scores)
     loaded, refused = load_candidates(candidates, phase=phase)
     choices = rank_candidates(loaded, ScoreBook.open(scores), method)
     rows = (json.dumps(prediction(choice.candidate, model=model)) for choice in choices)
     write_atomically(out, "".join(row + "\n" for row in rows))
     for item in refused:
-        typer.echo(f"refused {item.place}: {item.reason}", err=True)
+        warn(f"refused {item.place}: {item.reason}")
     print(
         json.dumps(
             {
@@ -60,12 +63,14 @@ def curves(
 ) -> None:
     """Draw Best@K of each method under Pass@K, of candidates whose outcomes are known; prints the numbers as JSON."""
     from deepswe.analysis.scaling import curve_rows, write_scaling
+    from deepswe.cli.places import free_place
     from deepswe.errors import ConfigError
     from deepswe.evaluation.selection import TaskCandidates, advise, scaling_curve
     from deepswe.scaling.candidates import by_task, load_candidates
     from deepswe.scaling.scores import ScoreBook
     from deepswe.scaling.select import SELECTORS
 
+    free_place("--out", out, candidates, scores, suffix=".png")
     try:
         wanted = [int(part) for part in k.split(",")]
     except ValueError as error:

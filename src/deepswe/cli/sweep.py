@@ -27,6 +27,7 @@ def sweep(
     from dataclasses import asdict
 
     from deepswe.cli.evaluate_live import LiveEvaluation
+    from deepswe.cli.places import free_place
     from deepswe.errors import ConfigError
     from deepswe.evaluation.evaluations import read_manifest
     from deepswe.evaluation.results import open_evaluation
@@ -39,6 +40,8 @@ def sweep(
         wanted.append(("tokens", numbers(tokens, "tokens")))
     if not wanted:
         raise ConfigError("nothing to sweep; give --steps or --tokens, such as --steps 10,25,50")
+    if picture is not None:
+        free_place("--picture", picture, run, suffix=".png")
     with LiveEvaluation() as live:
 
         def actor(recipe: Recipe) -> Actor:

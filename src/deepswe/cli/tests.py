@@ -32,9 +32,11 @@ def generate(
 
     wanted = load_recipe(recipe, overrides or ())
 
+    from deepswe.cli.places import free_place
     from deepswe.cli.progress import TerminalProgress
     from deepswe.session.testing import generate_tests
 
+    free_place("--out", out, recipe)
     with TerminalProgress() as progress:
         answer = generate_tests(
             wanted,
@@ -71,14 +73,18 @@ def run(
 
     wanted = load_recipe(recipe, overrides or ())
 
+    from deepswe.cli.lines import warn
+    from deepswe.cli.places import free_place
     from deepswe.cli.progress import TerminalProgress
     from deepswe.scaling.candidates import load_candidates
     from deepswe.scaling.scores import ScoreBook
     from deepswe.session.testing import run_tests
 
+    free_place("--scores", scores, candidates, tests, recipe)
+    free_place("--matrix", matrix, candidates, tests, recipe, scores)
     loaded, refused = load_candidates(candidates, phase=phase)
     for item in refused:
-        typer.echo(f"refused {item.place}: {item.reason}", err=True)
+        warn(f"refused {item.place}: {item.reason}")
     with TerminalProgress() as progress:
         answer = run_tests(
             wanted,

@@ -55,6 +55,8 @@ def score(
     ] = "",
 ) -> None:
     """Give each candidate the probability that it is right; prints counts as JSON. Goes on where it was stopped."""
+    from deepswe.cli.lines import warn
+    from deepswe.cli.places import free_place
     from deepswe.cli.progress import TerminalProgress
     from deepswe.errors import ConfigError
     from deepswe.scaling.candidates import load_candidates
@@ -63,10 +65,11 @@ def score(
 
     if (verifier is None) == (not url) or bool(url) != bool(model):
         raise ConfigError("give --verifier DIRECTORY, or --url and --model; not both")
+    free_place("--scores", scores, candidates, *filter(None, (tasks,)))
     loaded, refused = load_candidates(candidates, phase=phase)
     book = ScoreBook.open(scores)
     for item in refused:
-        typer.echo(f"refused {item.place}: {item.reason}", err=True)
+        warn(f"refused {item.place}: {item.reason}")
     from deepswe.evaluation.validation import load_target
     from deepswe.session.verifier import load_verifier, score_candidates, with_issues
 

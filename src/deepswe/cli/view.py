@@ -33,7 +33,10 @@ def view(
     from deepswe.analysis.record import read_run
     from deepswe.analysis.viewer.page import open_book, write_viewer
     from deepswe.analysis.viewer.serve import ViewerServer
+    from deepswe.cli.places import free_place
 
+    if out is not None:
+        free_place("--out", out, run, suffix=".html")
     record = read_run(run)
     computed = None
     if ratios:
