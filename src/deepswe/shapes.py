@@ -48,6 +48,25 @@ def _misfit_in_fields(value: Any, kind: Any, name: str) -> str:
     return ""
 
 
+def misfit_in_record(record: Any, wanted: Mapping[str, Any], name: str = "it") -> str:
+    """The same of an object of plain values.
+
+    Args:
+        record: the object.
+        wanted: key -> annotation; "a.b" is the key b of the object under a. Other keys may be there.
+        name: of the object.
+    """
+    for key, hint in wanted.items():
+        held: Any = record
+        for part in key.split("."):
+            if not isinstance(held, Mapping) or part not in held:
+                return f"{name} has no {key}"
+            held = held[part]
+        if wrong := misfit(held, hint, f"{name}.{key}"):
+            return wrong
+    return ""
+
+
 def _is_a(value: Any, wanted: Any) -> bool:
     if wanted is None:
         return value is None

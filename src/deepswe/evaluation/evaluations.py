@@ -22,7 +22,7 @@ from deepswe.atomic import write_atomically
 from deepswe.config import Recipe
 from deepswe.errors import StoreError
 from deepswe.rollout.store import TrajectoryStore
-from deepswe.shapes import misfit
+from deepswe.shapes import misfit, misfit_in_record
 from deepswe.types import Ending, Trajectory
 
 FILE = "evaluations.json"
@@ -85,23 +85,10 @@ def read_manifest(run: Path) -> dict[str, dict[str, Any]]:
         raise StoreError(f"{path} cannot be read ({error}); move it away and evaluate again with --resume") from error
     except RecursionError as error:
         raise StoreError(f"{path} is nested too deeply; move it away and evaluate again with --resume") from error
-    if wrong := misfit(manifest, Mapping[str, Mapping[str, Any]], FILE) or _wrong_entry(manifest):
+    wrong = misfit(manifest, Mapping[str, Mapping[str, Any]], FILE)
+    if wrong := wrong or next(filter(None, (misfit_in_record(e, _ENTRY, name) for name, e in manifest.items())), ""):
         raise StoreError(f"{path} is no list of evaluations ({wrong}); move it away and evaluate again with --resume")
     return dict(manifest)
-
-
-def _wrong_entry(manifest: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is wrong in one of the entries, "" where nothing is."""
-    for phase, entry in manifest.items():
-        for key, wanted in _ENTRY.items():
-            held: Any = entry
-            for part in key.split("."):
-                if not isinstance(held, Mapping) or part not in held:
-                    return f"{phase} has no {key}"
-                held = held[part]
-            if wrong := misfit(held, wanted, f"{phase}.{key}"):
-                return wrong
-    return ""
 
 
 def write_entry(run: Path, phase: str, entry: Mapping[str, Any]) -> None:

@@ -133,7 +133,7 @@ def _read_predictions(path: Path) -> Iterator[Candidate | Refused]:
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
     try:
         whole = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         whole = None
     if isinstance(whole, dict) and "instance_id" not in whole:
         for task_id, row in whole.items():
@@ -146,7 +146,7 @@ def _read_predictions(path: Path) -> Iterator[Candidate | Refused]:
             if line.strip():
                 try:
                     row = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     yield Refused(f"{path}:{number}", f"not JSON ({error})")
                 else:
                     yield _prediction(f"{path}:{number}", row)
@@ -167,7 +167,7 @@ def _prediction(place: str, row: Any) -> Candidate | Refused:
 def _read_trajectory_file(path: Path) -> Candidate | Refused:
     try:
         record = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return Refused(str(path), f"cannot be read as JSON ({error})")
     info = record.get("info") if isinstance(record, dict) else None
     if not isinstance(info, dict):

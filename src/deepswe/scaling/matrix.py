@@ -20,6 +20,7 @@ from deepswe.progress import Progress
 from deepswe.scaling.candidates import Candidate
 from deepswe.scaling.checks import Checks, observe
 from deepswe.scaling.scores import ScoreBook
+from deepswe.shapes import misfit
 from deepswe.tasks.task import Task
 from deepswe.types import Ungraded
 
@@ -79,8 +80,11 @@ class Matrix:
                 matrix._torn = len(line)
             elif line:
                 try:
-                    matrix._hold(Row(**json.loads(line)))
-                except (ValueError, TypeError) as error:
+                    row = Row(**json.loads(line))
+                    if wrong := misfit(row, Row):
+                        raise ValueError(wrong)
+                    matrix._hold(row)
+                except (ValueError, TypeError, RecursionError) as error:
                     raise ConfigError(f"{path}:{number} is no row of a matrix ({error}); give another file") from error
         return matrix
 

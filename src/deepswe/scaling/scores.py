@@ -10,6 +10,7 @@ a process that was killed, is dropped. A measurement whose patch is no longer th
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,12 +20,17 @@ from typing import Any
 from deepswe.errors import ConfigError, StoreError
 from deepswe.scaling.candidates import Candidate
 from deepswe.scaling.select import Scores
+from deepswe.shapes import misfit_in_record
 
 Key = tuple[str, str, str]
 """(task, candidate, patch)."""
 
 _BEGINNING = b'{"task":'
 """How every line begins that `append` writes."""
+
+_KEY: Mapping[str, Any] = {"task": str, "candidate": str, "patch": str}
+_VALUES: Mapping[str, Any] = {"verifier": float, "regression": float, "reproduction": Mapping[str, bool]}
+"""What every line has, and what it may have."""
 
 
 @dataclass(slots=True)
@@ -58,8 +64,8 @@ class ScoreBook:
                 continue
             try:
                 row = json.loads(line)
-                book._take(row)
-            except (ValueError, KeyError, TypeError) as error:
+                book._take(_checked(row))
+            except (ValueError, RecursionError) as error:
                 if number == len(lines) and line.startswith(_BEGINNING[: len(line)]):  # no newline after it: torn
                     book._torn = len(line)
                     break
@@ -103,3 +109,15 @@ class ScoreBook:
         key = (str(row["task"]), str(row["candidate"]), str(row["patch"]))
         known = {name: row[name] for name in ("verifier", "regression", "reproduction") if name in row}
         self.rows.setdefault(key, {}).update(known)
+
+
+def _checked(row: Any) -> Mapping[str, Any]:
+    """The row, if it is a measurement; else a ValueError says why not."""
+    wanted = {key: hint for key, hint in _VALUES.items() if isinstance(row, dict) and key in row}
+    wrong = misfit_in_record(row, {**_KEY, **wanted})
+    for name in ("verifier", "regression"):
+        if not wrong and not math.isfinite(row.get(name, 0.0)):
+            wrong = f"it.{name} is {row[name]}"
+    if wrong:
+        raise ValueError(wrong)
+    return dict(row)

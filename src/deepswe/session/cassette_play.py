@@ -28,9 +28,27 @@ from deepswe.session.cassette import (
 )
 from deepswe.session.evaluate import Listed, within_limits
 from deepswe.session.interrupt import run_to_end
+from deepswe.shapes import misfit_in_record
 from deepswe.types import Graded, Message, ToolCall, Trajectory, Ungraded, Usage
 
 Row = dict[str, Any]
+
+_ROWS: Mapping[str | None, Mapping[str, Any]] = {
+    "header": {"recipe": Mapping[str, Any], "temperature": float, "counts_tokens": bool},
+    "renderer": {"stop_tokens": tuple[int, ...], "tokens": str},
+    "turn": {"trajectory": str, "stream": str},
+    "render": {"call": str, "made": Any},
+    "environment": {"key": str, "call": str},
+    "trajectory": {
+        "task": str,
+        "attempt": int,
+        "phase": str,
+        "seed": int,
+        "tags": Mapping[str, str],
+        "digest": str,
+    },
+}
+"""What a line of each kind has."""
 
 
 @dataclass(slots=True)
@@ -91,11 +109,18 @@ def load_tape(path: Path) -> Tape:
         lines = path.read_bytes().splitlines(keepends=True)
         rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
         tape = Tape(rows[0])
+        if wrong := misfit_in_record(rows[0], {"kind": str, "version": int}, "line 1"):
+            raise ValueError(wrong)
         if rows[0]["kind"] != "header" or rows[0]["version"] != VERSION:
             raise ConfigError(f"{path} is a cassette of version {rows[0].get('version')!r}; this reads {VERSION}")
-        for row in rows[1:]:
+        for number, row in enumerate(rows, start=1):
+            kind = row.get("kind") if isinstance(row, dict) else None
+            if wrong := misfit_in_record(row, {"kind": str, **_ROWS.get(kind, {})}, f"line {number}"):
+                raise ValueError(wrong)
+            if kind not in _ROWS:
+                raise ValueError(f"line {number} is of the unknown kind {kind!r}")
             tape.take(row)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, RecursionError) as error:
         raise ConfigError(f"{path} is no cassette ({error}); make one with deepswe eval --record") from error
     return tape
 

@@ -166,3 +166,21 @@ def test_reading_torn_scores_changes_nothing(tmp_path: Path) -> None:
     path.write_bytes(b'{"task":"a","cand')
     assert not ScoreBook.open(path).rows
     assert path.read_bytes() == b'{"task":"a","cand'
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ('"verifier": "high"', "verifier is a str, not a float"),
+        ('"verifier": NaN', "verifier is nan"),
+        ('"regression": 1e400', "regression is inf"),
+        ('"reproduction": [1]', "reproduction is a list, not an object"),
+        ('"reproduction": {"t": "yes"}', r"reproduction\['t'\] is a str, not a bool"),
+        ('"task": null', "task is a NoneType"),
+    ],
+)
+def test_a_score_of_the_wrong_kind_is_refused_by_its_name(tmp_path: Path, values: str, said: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text('{"task": "t", "candidate": "c", "patch": "p", ' + values + "}\n")
+    with pytest.raises(ConfigError, match=said):
+        ScoreBook.open(path)

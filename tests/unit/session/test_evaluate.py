@@ -265,3 +265,25 @@ def test_evaluation_imports_no_torch() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "said"),
+    [
+        ("header", {"temperature": "hot"}, "line 1.temperature is a str, not a float"),
+        ("header", {"version": 9}, "of version 9"),
+        ("turn", {"stream": 5}, "stream is a int"),
+        ("trajectory", {"tags": 5}, "tags is a int"),
+        ("trajectory", {"attempt": "x"}, "attempt is a str"),
+        ("environment", {"kind": "house"}, "unknown kind 'house'"),
+    ],
+)
+def test_a_cassette_with_a_wrong_line_is_refused_and_the_line_is_named(
+    tmp_path: Path, kind: str, change: dict[str, object], said: str
+) -> None:
+    tape = tmp_path / "tape.jsonl"
+    evaluate(lake(tmp_path), Plan("heldout", attempts=1, limit=1), tape=tape)
+    rows = [json.loads(line) for line in tape.read_text().splitlines()]
+    tape.write_text("".join(json.dumps(row | change if row["kind"] == kind else row) + "\n" for row in rows))
+    with pytest.raises(ConfigError, match=said):
+        play(tape)
