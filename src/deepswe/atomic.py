@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -29,4 +30,5 @@ def write_atomically(path: Path, data: bytes | str) -> None:
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where it could not be made it cannot be taken away
+            temporary.unlink()

@@ -23,6 +23,13 @@ def test_a_target_that_cannot_be_replaced_is_named_and_nothing_is_left(tmp_path:
     assert [item.name for item in tmp_path.iterdir()] == ["taken"]
 
 
+def test_a_file_where_a_directory_should_be_is_an_error_that_names_the_target(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises((FileExistsError, NotADirectoryError)) as caught:
+        write_atomically(tmp_path / "file" / "out", "x")
+    assert caught.value.filename == str(tmp_path / "file" / "out")
+
+
 def test_a_text_that_cannot_be_encoded_touches_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("old")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deepswe.analysis.record import Row, RunRecord, number, read_run
+from deepswe.errors import RunError
 
 MARKS = "▁▂▃▄▅▆▇█"
 
@@ -58,6 +59,8 @@ class Watcher:
             RunError: there is no such run, or a record is damaged.
         """
         run = read_run(self.directory)
+        if not run.recipe and not (self.directory / "trajectories").is_dir():
+            raise RunError(f"{self.directory} holds no run; give the directory of a run, such as runs/quickstart")
         train = run.of_kind("train")
         newest: Row = train[-1] if train else {}
         partial = self._partial()

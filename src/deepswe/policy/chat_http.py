@@ -26,7 +26,7 @@ from deepswe.errors import (
 LINE_BYTES = 1 << 22
 """Longest event of a stream."""
 ANSWER_BYTES = 1 << 26
-"""Longest streamed answer."""
+"""Longest answer."""
 PASSING = (408, 409, 425)
 """Refusals that may pass, besides 429 and 5xx."""
 _FULL = ("context_length_exceeded", "maximum context length", "prompt is too long", "exceeds the context", "too large")
@@ -68,12 +68,14 @@ class Transport:
                 self._session.post(self._url, json=body, timeout=limits) as response,
             ):
                 if response.status != 200:
-                    raise _refusal(self._url, response.status, (await response.read())[:2000], response.headers)
+                    raise _refusal(self._url, response.status, await _body(response, 2000), response.headers)
                 if response.content_type == "text/event-stream":
                     return Reply(True, await _events(response))
-                return Reply(False, (_object(await response.read()),))
+                return Reply(False, (_object(await _body(response, ANSWER_BYTES + 1)),))
         except TimeoutError as error:  # aiohttp's own time-outs are of this class, too
             raise EndpointTimeout(f"{self._url} gave no whole answer in {timeout_s:.0f} s") from error
+        except aiohttp.InvalidURL as error:
+            raise EndpointRefused(f"{self._url} is no address ({error}); check endpoint.url") from error
         except (aiohttp.ClientError, OSError) as error:
             raise EndpointCut(f"{self._url}: {type(error).__name__}: {error}") from error
 
@@ -86,6 +88,14 @@ async def open_transport(url: str, headers: Mapping[str, str]) -> AsyncIterator[
         connector=connector, headers=headers, read_bufsize=LINE_BYTES, trust_env=True
     ) as session:
         yield Transport(session, url)
+
+
+async def _body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """At most the first `most` bytes of an answer, which may never end."""
+    parts = bytearray()
+    while len(parts) < most and (part := await response.content.read(min(1 << 16, most - len(parts)))):
+        parts += part
+    return bytes(parts)
 
 
 async def _events(response: aiohttp.ClientResponse) -> tuple[dict[str, Any], ...]:
@@ -107,9 +117,11 @@ async def _events(response: aiohttp.ClientResponse) -> tuple[dict[str, Any], ...
 
 
 def _object(raw: bytes) -> dict[str, Any]:
+    if len(raw) > ANSWER_BYTES:
+        raise EndpointGarbled(f"the answer has more than {ANSWER_BYTES} bytes")
     try:
         value = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EndpointGarbled(f"the answer is not JSON ({error}): {raw[:200]!r}") from error
     if not isinstance(value, dict):
         raise EndpointGarbled(f"the answer is no object: {raw[:200]!r}")

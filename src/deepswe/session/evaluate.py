@@ -90,13 +90,14 @@ class Listed(Batch):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What an actor is given: the recipe, the open suite, the batch, the run's directory and the tally."""
+    """What an actor is given: the recipe, the open suite, the batch, the run's directory, the tally, and an ear."""
 
     recipe: Recipe
     opened: OpenSuite
     batch: Batch
     run: Path
     tally: Tally
+    say: Callable[[str], None] = lambda text: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,7 @@ async def _evaluate(
             progress.advance()
             watch(tally)
 
-        await _Attempts(Stage(recipe, opened, batch, run, tally), plan, actor, told, recorder).make()
+        await _Attempts(Stage(recipe, opened, batch, run, tally, progress.say), plan, actor, told, recorder).make()
     table = summarise(tally.trajectories, planned=tally.planned)
     write_entry(run, phase, {**entry, "table": table, "stopped": tally.stopped})
     return Evaluation(run, phase, table, tally.dollars, tally.stopped)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from deepswe.config import EndpointConfig, Recipe
 from deepswe.errors import ConfigError, DeepsweError, StoreError, boundary
@@ -36,6 +37,7 @@ def endpoint_actor(config: EndpointConfig) -> Actor:
     for name in ("url", "model"):
         if not getattr(config, name):
             raise ConfigError(f"endpoint.{name} is empty; set it in the recipe, or as endpoint.{name}=...")
+    _check_url(config.url)
     key = os.environ.get(config.key_env, "") if config.key_env else ""
     if config.key_env and not key:
         raise ConfigError(f"endpoint.key_env names {config.key_env}, which is not set in the environment; export it")
@@ -72,6 +74,17 @@ def endpoint_actor(config: EndpointConfig) -> Actor:
         "max_dollars": config.max_dollars,
     }
     return Actor(config.model, identity, False, act, fatal)
+
+
+def _check_url(url: str) -> None:
+    """Refuse what is no address, before anything waits for an answer from it."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        sound = False
+    if not sound or not url.isprintable() or " " in url:
+        raise ConfigError(f"endpoint.url is {url!r}, which is no address; give one such as http://localhost:8000/v1")
 
 
 def _check_honoured(recipe: Recipe) -> None:
@@ -123,6 +136,8 @@ def _ledger(stage: Stage) -> Iterator[Callable[[Request], None]]:
             file.write(json.dumps(row, separators=(",", ":")).encode("ascii") + b"\n")
             if request.usage is not None:
                 tally.dollars += request.usage.dollars
+            if request.outcome != "answered" and not tally.waiting_for:  # once, and again after the next answer
+                stage.say(f"{stage.recipe.endpoint.url} does not answer ({request.outcome}); it is asked again")
             tally.waiting_for = "" if request.outcome == "answered" else request.outcome
 
         yield record

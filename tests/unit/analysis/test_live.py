@@ -48,3 +48,8 @@ def test_a_run_that_is_no_more_is_one_clear_error(learned_run: Path) -> None:
 
 def test_bars_stay_within_their_marks() -> None:
     assert sparkline((0.0, 0.5, 1.0, 2.0, -1.0), 3) == "██▁"
+
+
+def test_a_directory_that_is_no_run_is_not_shown_as_one(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        Watcher(tmp_path).look()

@@ -22,6 +22,7 @@ from deepswe.errors import (
     EndpointTimeout,
     PolicyError,
 )
+from deepswe.policy import chat_http
 from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.chat import ChatPolicy, Request
 from deepswe.policy.chat_answer import Answer, Call, turn_text
@@ -222,3 +223,32 @@ def test_retry_after_is_read_as_seconds_or_as_a_date() -> None:
     assert retry_after("1.5", 0.0) == 1.5
     assert retry_after("Thu, 01 Jan 1970 00:01:00 GMT", 50.0) == 10.0
     assert retry_after("soon", 0.0) == retry_after("", 0.0) == retry_after("-3", 0.0) == 0.0
+
+
+async def answered_with(raw: bytes) -> None:
+    """One request to a server that sends `raw` again and again until it is left."""
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(raw)
+            try:
+                await writer.drain()
+            except ConnectionError:
+                return
+
+    async with await asyncio.start_server(send, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with open_transport(f"http://127.0.0.1:{port}/", {}) as transport:
+            await transport.ask({}, timeout_s=20.0, idle_s=20.0)
+
+
+def test_an_answer_that_never_ends_is_left_at_its_longest_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_http, "ANSWER_BYTES", 100_000)
+    with pytest.raises(EndpointGarbled, match="more than 100000 bytes"):
+        asyncio.run(answered_with(b"x" * 10_000))
+
+
+def test_an_answer_that_is_nested_too_deeply_is_garbled() -> None:
+    with pytest.raises(EndpointGarbled):
+        chat_http._object(b"[" * 200_000)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deepswe.config import Recipe, build_recipe
+from deepswe.config import EndpointConfig, Recipe, build_recipe
 from deepswe.errors import ConfigError, PolicyError, RunError, StoreError
 from deepswe.evaluation.evaluations import config_hash, read_manifest
 from deepswe.evaluation.results import load_results, open_evaluation
@@ -34,6 +34,7 @@ from deepswe.session.evaluate import (
     reference_actor,
     run_evaluation,
 )
+from deepswe.session.evaluate_remote import endpoint_actor
 from deepswe.session.evaluate_sweep import run_sweep
 from deepswe.tools.calls import render_call
 from deepswe.tools.catalog import TOOLS
@@ -287,3 +288,11 @@ def test_a_cassette_with_a_wrong_line_is_refused_and_the_line_is_named(
     tape.write_text("".join(json.dumps(row | change if row["kind"] == kind else row) + "\n" for row in rows))
     with pytest.raises(ConfigError, match=said):
         play(tape)
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000/v1", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[/v1", "http://a b/v1"]
+)
+def test_what_is_no_address_is_refused_before_anything_waits_for_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        endpoint_actor(EndpointConfig(url=url, model="m"))
