@@ -73,10 +73,13 @@ def write_recipe(directory: Path, *, steps: int, tasks: int) -> Path:
     return path
 
 
-def start(recipe: Path) -> subprocess.Popen[bytes]:
+def start(recipe: Path, started: set[int]) -> subprocess.Popen[bytes]:
+    """Train, and note the process."""
     log = recipe.with_suffix(".log").open("ab")
     command = [sys.executable, "-m", "deepswe", "train", str(recipe), "--resume"]
-    return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONHASHSEED": "random"})
+    process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONHASHSEED": "random"})
+    started.add(process.pid)
+    return process
 
 
 def finish(recipe: Path, process: subprocess.Popen[bytes]) -> None:
@@ -90,10 +93,10 @@ def recorded(run: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in files if path.exists())
 
 
-def kill_and_resume(recipe: Path, *, kills: int, total: int, chance: random.Random) -> int:
+def kill_and_resume(recipe: Path, started: set[int], *, kills: int, total: int, chance: random.Random) -> int:
     """Kill at random moments spread over the run; the number of kills that met a living trainer."""
     run, done = recipe.parent / "run", 0
-    process = start(recipe)
+    process = start(recipe, started)
     for target in sorted(chance.uniform(0.02, 0.95) * total for _ in range(kills)):
         while process.poll() is None and recorded(run) < target:
             time.sleep(0.02)
@@ -101,7 +104,7 @@ def kill_and_resume(recipe: Path, *, kills: int, total: int, chance: random.Rand
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             done += process.wait() == -signal.SIGKILL
-            process = start(recipe)
+            process = start(recipe, started)
     finish(recipe, process)
     return done
 
@@ -114,21 +117,26 @@ def comparable_rows(run: Path) -> list[dict[str, object]]:
     return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
 
 
-def leaks() -> list[str]:
-    """What a dead process of ours left: processes in its control groups, control groups, directories, mounts."""
+def leaks(started: set[int]) -> list[str]:
+    """What these processes left, which are dead: control groups, directories, mounts, processes."""
+    marks = tuple(f"{PREFIX}{pid}-" for pid in started)
+
+    def theirs(text: str) -> bool:
+        return any(mark in text for mark in marks)
+
     found = []
     for root, names, _ in os.walk("/sys/fs/cgroup"):
-        found += [f"cgroup {root}/{name}" for name in names if name.startswith(PREFIX) and is_abandoned(name)]
+        found += [f"cgroup {root}/{name}" for name in names if theirs(name) and is_abandoned(name)]
     base = Path(tempfile.gettempdir()) / f"deepswe-sandboxes-{os.getuid()}"
     if base.exists():
-        found += [f"directory {path}" for path in base.iterdir() if is_abandoned(path.name)]
-    found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if PREFIX in line]
+        found += [f"directory {path}" for path in base.iterdir() if theirs(path.name)]
+    found += [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if theirs(line)]
     for status in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command, parent = status.read_bytes(), (status.parent / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
-        if b"bwrap" in command.split(b"\0")[0] and parent == "1":
+        if b"bwrap" in command.split(b"\0")[0] and parent == "1" and theirs(os.fsdecode(command)):
             found.append(f"process {status.parent.name} {command[:80]!r}")
     return found
 
@@ -141,15 +149,16 @@ def main() -> None:
     size = {"steps": 2, "tasks": 2} if arguments.quick else {"steps": 8, "tasks": 4}
     with tempfile.TemporaryDirectory(prefix="resume-") as scratch:
         calm = write_recipe(Path(scratch, "calm"), **size)
-        finish(calm, start(calm))
+        started: set[int] = set()
+        finish(calm, start(calm, started))
         total = recorded(calm.parent / "run")
         killed = write_recipe(Path(scratch, "killed"), **size)
         kills = kill_and_resume(
-            killed, kills=2 if arguments.quick else 5, total=total, chance=random.Random(arguments.seed)
+            killed, started, kills=2 if arguments.quick else 5, total=total, chance=random.Random(arguments.seed)
         )
         wanted = Counter(t.key for t in TrajectoryStore(calm.parent / "run").read())
         got = Counter(t.key for t in TrajectoryStore(killed.parent / "run").read())
-        left = leaks()
+        left = leaks(started)
         print("\n".join(left), file=sys.stderr)
         result = {
             "kills": kills,
