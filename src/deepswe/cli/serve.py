@@ -15,7 +15,9 @@ def serve(
     ] = None,
     servers: Annotated[int, typer.Option(min=1, help="How many servers.")] = 1,
     gpus: Annotated[int, typer.Option(min=0, help="GPUs of each server; 0 leaves the choice to vLLM.")] = 0,
-    port: Annotated[int, typer.Option(min=1, help="Port of the first server; the others get the next ones.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_535, help="Port of the first server; the others get the next ones.")
+    ] = 8000,
     host: Annotated[str, typer.Option(help="Address that they listen on.")] = "127.0.0.1",
 ) -> None:
     """Start vLLM servers for the recipe's model, print the setting that names them, and keep them until Ctrl-C.
