@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +52,7 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     page.on("console", lambda message: message.type == "error" and page.troubles.append(message.text))
     page.on("request", lambda request: request.url.partition("#")[0] != address and page.troubles.append(request.url))
     page.goto(address)
-    page.wait_for_function("document.body.dataset.started")
+    page.wait_for_selector("body[data-started]", state="attached")  # no function: the page's policy forbids eval
     yield page
     assert page.troubles == []
     context.close()
@@ -58,15 +60,13 @@ def page(browser: Any, address: str) -> Iterator[Any]:
 
 def go(page: Any, place: str) -> None:
     page.evaluate("(place) => { location.hash = place; }", place)
-    page.wait_for_function("(place) => document.body.dataset.ready === place", arg=place)
+    page.wait_for_selector(f"body[data-ready={json.dumps(place)}]", state="attached")
 
 
 def arrives(page: Any, pattern: str) -> None:
     """The page shows, now or soon, the view at an address that matches."""
-    page.wait_for_function(
-        "(pattern) => new RegExp(pattern).test(location.hash) && document.body.dataset.ready === location.hash",
-        arg=pattern,
-    )
+    page.wait_for_url(lambda url: re.search(pattern, "#" + url.partition("#")[2]) is not None)
+    page.wait_for_selector(f"body[data-ready={json.dumps('#' + page.url.partition('#')[2])}]", state="attached")
 
 
 def test_keys_lead_from_the_overview_into_an_attempt_and_back(page: Any) -> None:
@@ -103,7 +103,7 @@ def test_text_search_finds_what_only_an_answer_says(page: Any) -> None:
     go(page, "#/attempts")
     page.locator("#query").fill("gnp.exe")
     page.get_by_role("button", name="Search inside the texts").click()
-    page.wait_for_function("document.querySelector('#view-attempts .count').textContent.includes('whose texts')")
+    page.locator("#view-attempts .count", has_text="whose texts").wait_for()
     assert page.locator("#view-attempts .count").inner_text().startswith("1 of 145")
 
 
