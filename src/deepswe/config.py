@@ -615,7 +615,8 @@ class ImitationConfig(Section):
     learning_rate: PositiveFloat = 1e-3
     warmup_steps: int = Field(default=20, ge=0)
     mistakes: Fraction = 0.0
-    """Share of reference trajectories in which the solver's edit is a plausible guess instead of the right one."""
+    """Share of reference trajectories in which the solver's edit is a plausible guess instead of the right one.
+    Imitation alone has them: where the solver is the policy it makes none."""
     train_on: Literal["sampled", "all"] = "sampled"
     """Loss on the solver's tokens only, or on all tokens (language modelling, for a model without pre-training)."""
 

@@ -138,6 +138,8 @@ def test_micro_tasks_run_through_real_sandboxes_and_every_attempt_is_graded(tmp_
 def test_the_reference_solver_earns_every_reward_and_the_no_op_none(tmp_path: Path) -> None:
     for actor, wanted in (("reference", 1.0), ("noop", 0.0)):
         recipe = micro(tmp_path / actor)
+        guessing = recipe.imitation.model_copy(update={"mistakes": 1.0})  # in what is imitated, and nowhere else
+        recipe = recipe.model_copy(update={"imitation": guessing})
         row = run_rollouts(recipe, actor=actor, split="train", attempts=1, limit=4, resume=False, progress=Silent())  # type: ignore[arg-type]
         assert row["pass_at_1"] == wanted
         assert row["attempts"] == 4

@@ -50,8 +50,13 @@ class OpenSuite:
 
 
 @asynccontextmanager
-async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSuite]:
+async def open_suite(recipe: Recipe, progress: Progress, *, mistakes: float = 0.0) -> AsyncIterator[OpenSuite]:
     """The recipe's suite for the length of the block.
+
+    Args:
+        recipe: names the tasks and the sandboxes.
+        progress: told of what is built.
+        mistakes: chance that an edit of the reference solver is a guess, where its attempts are to be imitated.
 
     Raises:
         DeepsweError: the tasks cannot be built, or this machine cannot run the sandbox backend, or does not enforce a
@@ -70,7 +75,7 @@ async def open_suite(recipe: Recipe, progress: Progress) -> AsyncIterator[OpenSu
         check_runnable(tasks, recipe.sandbox.backend, cache)
         await pool.check(next((task.image.name for task in tasks.tasks if task.image is not None), ""))
         workshop = Workshop(pool.open, cache.path, limits_of(recipe.sandbox), {"run": recipe.run.name})
-        suite = SweSuite(tasks, workshop, recipe.agent, solver=_solver(recipe))
+        suite = SweSuite(tasks, workshop, recipe.agent, solver=_solver(recipe, mistakes))
 
         def counters() -> dict[str, int]:
             return {"grade_runs": suite.counts.runs, "grade_reused": suite.counts.reuses}
@@ -124,9 +129,7 @@ def _weights(recipe: Recipe, tasks: TaskSet) -> tuple[float, ...]:
     return weights(training, sampler.scheme, low=sampler.low, high=sampler.high, unrated=sampler.unrated)
 
 
-def _solver(recipe: Recipe) -> Solver:
-    mistakes = recipe.imitation.mistakes
-
+def _solver(recipe: Recipe, mistakes: float) -> Solver:
     def solve(task: Task, hidden: HiddenTests, seed: int) -> Generator[ToolCall, str, None]:
         return micro_solver(task, hidden, seed=seed, mistakes=mistakes)
 

@@ -78,7 +78,7 @@ async def _train(recipe: Recipe, run: RunDirectory, progress: Progress, team: Te
     store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics, mirror)
     earlier = sum(row.get("seconds", 0.0) for row in metrics.rows)
     try:
-        async with open_suite(recipe, progress) as opened:
+        async with open_suite(recipe, progress, mistakes=recipe.imitation.mistakes) as opened:
             steps = await _Main(Parts(recipe, opened, store, progress), run, metrics, team).run()
     finally:
         metrics.close()
