@@ -332,7 +332,6 @@ def account(directory: Path, steps: int) -> dict[str, int]:
     """Attempts and groups that are missing, and that are there twice."""
     counts = Counter(t.key for t in TrajectoryStore(directory).read("train"))
     ledger = Ledger(directory / "trajectories" / "ledger.jsonl")
-    ledger.close()
     trained = Counter(number for numbers in ledger.trained.values() for number in numbers)
     rows = Counter(row["step"] for row in read_rows(directory / "metrics.jsonl") if row["kind"] == "train")
     again: dict[int, set[str]] = {}

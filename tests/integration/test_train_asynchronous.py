@@ -36,7 +36,6 @@ def test_asynchronous_steps_over_the_embedded_engine_stopped_and_resumed(tmp_pat
     run_recipe(recipe, resume=True, progress=Silent())
     run = tmp_path / "ahead"
     ledger = Ledger(run / "trajectories" / "ledger.jsonl")
-    ledger.close()
     trained = [number for step in range(5) for number in ledger.trained[step]]
     assert len(trained) == len(set(trained)) == 10
     keys = Counter(t.key for t in TrajectoryStore(run).read("train"))

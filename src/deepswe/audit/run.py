@@ -25,6 +25,7 @@ from deepswe.config import AgentConfig, BundledTasks, MicroTasks, SandboxConfig
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, DeepsweError, StoreError
 from deepswe.grading.tree import ROOT, Workshop
+from deepswe.jsonl import append_line, read_lines
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
@@ -75,30 +76,30 @@ class Record:
     """The results of one audit, append-only."""
 
     def __init__(self, directory: Path) -> None:
-        """Open a directory and read what is there; a torn last line is left out.
+        """Read what is there; a torn last line is left out.
 
         Raises:
-            StoreError: it cannot be written, or holds something else.
+            StoreError: it cannot be read, or its directory not be made.
         """
         self.path = directory / RECORD
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
-            self._file = self.path.open("ab", buffering=0)
-            if lines and lines[-1]:
-                self._file.write(b"\n")
+            lines, _ = read_lines(self.path)
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+            raise StoreError(f"{self.path} cannot be used: {error.strerror}") from error
         self.results = {result.key: result for line in lines if (result := _read_result(line)) is not None}
 
     def add(self, result: Result) -> None:
-        """Write one result."""
-        self._file.write(json.dumps(asdict(result), ensure_ascii=True).encode() + b"\n")
-        self.results[result.key] = result
+        """Write one result.
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        Raises:
+            StoreError: it could not be written; what was written before stays.
+        """
+        try:
+            append_line(self.path, json.dumps(asdict(result), ensure_ascii=True).encode())
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        self.results[result.key] = result
 
 
 def _read_result(line: bytes) -> Result | None:
@@ -380,12 +381,9 @@ async def run_audit(
     chosen = [ATTACKS[attack] for attack in attacks] or list(ATTACKS.values())
     tasks = await asyncio.to_thread(audit_tasks, name, limit, real_tasks, progress)
     record = Record(directory)
-    try:
-        async with _pool(backend) as (pool, config):
-            cache = LayerCache(default_cache_root(os.environ))
-            workshop = Workshop(pool.open, cache.path, limits_of(config), {"run": "audit"})
-            audit = Audit(tasks, workshop, record, concurrency=min(pool.concurrency, 2 * (os.cpu_count() or 1)))
-            await audit.run(chosen, naive_tasks, progress)
-    finally:
-        record.close()
+    async with _pool(backend) as (pool, config):
+        cache = LayerCache(default_cache_root(os.environ))
+        workshop = Workshop(pool.open, cache.path, limits_of(config), {"run": "audit"})
+        audit = Audit(tasks, workshop, record, concurrency=min(pool.concurrency, 2 * (os.cpu_count() or 1)))
+        await audit.run(chosen, naive_tasks, progress)
     return summary(record, chosen, tasks)

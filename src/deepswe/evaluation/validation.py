@@ -22,10 +22,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deepswe.config import BundledTasks, MicroTasks, SandboxConfig
 from deepswe.envs.suites import check_runnable
-from deepswe.errors import TaskError
+from deepswe.errors import StoreError, TaskError
 from deepswe.grading.grade import grade
 from deepswe.grading.parsers import judge
 from deepswe.grading.tree import Workshop
+from deepswe.jsonl import append_line, read_lines
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
@@ -186,17 +187,13 @@ class RunRecord:
         self.rows: dict[tuple[str, str, str, int], RunRow] = {}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            data = path.read_bytes() if path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]
-            if data and not whole and not data.startswith(_BEGINNING[: len(data)]):
+            lines, rest = read_lines(path)
+            if not (lines[0].startswith(_BEGINNING) if lines else rest.startswith(_BEGINNING[: len(rest)])):
                 raise TaskError(f"{path} is no record of a validation; name another file, it stays as it is")
-            if whole and not resume:
+            if lines and not resume:
                 raise TaskError(f"{path} holds the runs of an earlier validation; add --resume, or remove it")
-            for line in whole.splitlines():
+            for line in lines:
                 self._hold(RunRow.model_validate_json(line))
-            if len(whole) < len(data):
-                os.truncate(path, len(whole))
-            self._stream = path.open("ab")
         except (OSError, ValidationError) as error:
             raise TaskError(f"record {path} cannot be used: {error}; remove it to begin anew") from error
 
@@ -205,14 +202,16 @@ class RunRecord:
         return self.rows.get((task, fingerprint, kind, number))
 
     def add(self, row: RunRow) -> None:
-        """Keep a run, flushed."""
-        self._hold(row)
-        self._stream.write(row.model_dump_json(exclude_defaults=True).encode() + b"\n")
-        self._stream.flush()
+        """Keep a run, written before this returns.
 
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
+        Raises:
+            StoreError: it could not be written; what was written before stays.
+        """
+        try:
+            append_line(self.path, row.model_dump_json(exclude_defaults=True).encode())
+        except OSError as error:
+            raise StoreError(f"record {self.path} cannot be written: {error.strerror}") from error
+        self._hold(row)
 
     def _hold(self, row: RunRow) -> None:
         self.rows[row.task, row.fingerprint, row.kind, row.number] = row
@@ -454,10 +453,7 @@ def validate_target(
             workshop = Workshop(pool.open, layers.path, limits_of(config), {"run": "validate"})
             return await validate(tasks, workshop, book, progress, runs=runs, workers=workers)
 
-    try:
-        found = asyncio.run(run())
-    finally:
-        book.close()
+    found = asyncio.run(run())
     if path is not None:
         whole = tasks if named else load_task_set(Path(target))
         save_task_set(with_validations(whole, found), path)

@@ -92,7 +92,6 @@ class Flow:
             raise first_of(failures) from failures
         finally:
             self._flowing = False
-            self._ledger.close()
 
     async def batch(self, step: int) -> tuple[Group, ...]:
         """The groups of one step, as soon as they are over; call it with one step after another.

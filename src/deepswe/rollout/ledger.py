@@ -11,12 +11,12 @@ still open. A torn last line (the process was killed in the middle of a write) i
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from deepswe.errors import StoreError
+from deepswe.jsonl import append_line, read_lines
 
 
 class Ledger:
@@ -30,10 +30,10 @@ class Ledger:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, made if it is not there.
+        """Read the file, which is made by the first entry.
 
         Raises:
-            StoreError: it cannot be written, or contradicts itself.
+            StoreError: it cannot be read, or contradicts itself.
         """
         self.path = path
         self.opened: dict[int, int] = {}
@@ -42,18 +42,13 @@ class Ledger:
         self.dropped_at: dict[int, int] = {}
         self._settled: set[int] = set()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            os.ftruncate(self._fd, len(whole))
+            lines, _ = read_lines(path)
         except OSError as error:
-            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
-        for number, line in enumerate(whole.splitlines(), start=1):
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        for number, line in enumerate(lines, start=1):
             try:
                 self._note(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
-                os.close(self._fd)
                 raise StoreError(f"{path}:{number} is no entry of this ledger: {error}") from error
 
     def open_group(self, number: int, step: int) -> None:
@@ -62,8 +57,7 @@ class Ledger:
 
     def train(self, step: int, numbers: Iterable[int]) -> None:
         """A step trains on these groups. On the disk when this returns."""
-        self._write({"kind": "trained", "step": step, "groups": list(numbers)})
-        os.fsync(self._fd)
+        self._write({"kind": "trained", "step": step, "groups": list(numbers)}, durable=True)
 
     def drop(self, step: int, numbers: Iterable[int], why: str) -> None:
         """These groups will not be trained."""
@@ -73,19 +67,12 @@ class Ledger:
         """Whether a group was trained or dropped."""
         return number in self._settled
 
-    def close(self) -> None:
-        """End writing."""
-        os.close(self._fd)
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+    def _write(self, entry: dict[str, Any], *, durable: bool = False) -> None:
         self._note(entry)
         try:
-            written = os.write(self._fd, line)
+            append_line(self.path, json.dumps(entry, separators=(",", ":")).encode(), durable=durable)
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror}; free the disk and resume") from error
-        if written < len(line):
-            raise StoreError(f"{self.path}: the disk is full; free it and resume")
 
     def _note(self, entry: dict[str, Any]) -> None:
         kind, step, groups = entry["kind"], entry["step"], entry["groups"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from deepswe.errors import ConfigError, StoreError
 from deepswe.grading.tree import Workshop
+from deepswe.jsonl import append_line, read_lines
 from deepswe.progress import Progress
 from deepswe.scaling.candidates import Candidate
 from deepswe.scaling.checks import Checks, observe
@@ -58,8 +59,6 @@ class Matrix:
 
     path: Path
     rows: dict[tuple[str, str, str], Row] = field(default_factory=dict)
-    _torn: int = 0
-    """Bytes at the end that a killed writer left of a line; the next append takes them out."""
 
     @classmethod
     def open(cls, path: Path) -> Matrix:
@@ -70,15 +69,13 @@ class Matrix:
         """
         matrix = cls(path)
         try:
-            lines = path.read_bytes().split(b"\n") if path.exists() else []
+            lines, rest = read_lines(path)
         except OSError as error:
             raise ConfigError(f"matrix {path} cannot be read: {error.strerror}; give another file") from error
+        if not rest.startswith(_BEGINNING[: len(rest)]):
+            raise ConfigError(f"{path} is no matrix of candidates and tests; give another file")
         for number, line in enumerate(lines, start=1):
-            if number == len(lines) and line:  # no newline after it
-                if not line.startswith(_BEGINNING[: len(line)]):
-                    raise ConfigError(f"{path} is no matrix of candidates and tests; give another file")
-                matrix._torn = len(line)
-            elif line:
+            if line:
                 try:
                     row = Row(**json.loads(line))
                     if wrong := misfit(row, Row):
@@ -95,12 +92,7 @@ class Matrix:
             StoreError: it could not be written; what was written before stays.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self._torn:
-                os.truncate(self.path, self.path.stat().st_size - self._torn)
-                self._torn = 0
-            with self.path.open("ab") as file:
-                file.write(json.dumps(asdict(row), separators=(",", ":")).encode() + b"\n")
+            append_line(self.path, json.dumps(asdict(row), separators=(",", ":")).encode())
         except OSError as error:
             raise StoreError(f"the matrix {self.path} cannot be written: {error.strerror}") from error
         self._hold(row)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deepswe.errors import ConfigError, StoreError
+from deepswe.jsonl import append_line, read_lines
 from deepswe.scaling.candidates import Candidate
 from deepswe.scaling.select import Scores
 from deepswe.shapes import misfit_in_record
@@ -44,8 +44,6 @@ class ScoreBook:
 
     path: Path
     rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    _torn: int = 0
-    """Bytes at the end that a killed writer left of a line; the next append takes them out."""
 
     @classmethod
     def open(cls, path: Path) -> ScoreBook:
@@ -56,9 +54,11 @@ class ScoreBook:
         """
         book = cls(path)
         try:
-            lines = path.read_bytes().split(b"\n") if path.exists() else []
+            lines, rest = read_lines(path)
         except OSError as error:
             raise ConfigError(f"scores {path} cannot be read: {error.strerror}; give a file of scores") from error
+        if not rest.startswith(_BEGINNING[: len(rest)]):
+            lines.append(rest)
         for number, line in enumerate(lines, start=1):
             if not line:
                 continue
@@ -66,9 +66,6 @@ class ScoreBook:
                 row = json.loads(line)
                 book._take(_checked(row))
             except (ValueError, RecursionError) as error:
-                if number == len(lines) and line.startswith(_BEGINNING[: len(line)]):  # no newline after it: torn
-                    book._torn = len(line)
-                    break
                 raise ConfigError(f"{path}:{number} is no score ({error}); give a file that `deepswe` wrote") from error
         return book
 
@@ -79,13 +76,8 @@ class ScoreBook:
             StoreError: it could not be written; what was written before stays.
         """
         row = {"task": candidate.task_id, "candidate": candidate.name, "patch": candidate.patch_key, **values}
-        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         try:
-            if self._torn:
-                os.truncate(self.path, self.path.stat().st_size - self._torn)
-                self._torn = 0
-            with self.path.open("ab") as file:
-                file.write(line)
+            append_line(self.path, json.dumps(row, separators=(",", ":")).encode())
         except OSError as error:
             raise StoreError(f"scores cannot be written to {self.path}: {error.strerror}") from error
         self._take(row)

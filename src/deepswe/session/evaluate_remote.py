@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from deepswe.config import EndpointConfig, Recipe
 from deepswe.errors import ConfigError, DeepsweError, StoreError, boundary
+from deepswe.jsonl import append_line, read_lines
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.chat import ChatPolicy, Request
 from deepswe.policy.chat_answer import Style
@@ -115,10 +116,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 def spent(path: Path, phase: str) -> float:
     """Dollars that the answers of a phase have cost, by the record of requests; a torn last line is left out."""
-    if not path.exists():
-        return 0.0
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    rows = (row for row in map(_row, whole.splitlines()) if row is not None)
+    rows = (row for row in map(_row, read_lines(path)[0]) if row is not None)
     return math.fsum(row["usage"]["dollars"] for row in rows if row["usage"] and row["trajectory"].startswith(phase))
 
 
@@ -127,13 +125,11 @@ def _ledger(stage: Stage) -> Iterator[Callable[[Request], None]]:
     """Appends every try of a request, and keeps the tally's account of it, earlier processes' included."""
     path, tally = stage.run / REQUESTS, stage.tally
     tally.dollars = spent(path, stage.batch.phase + "/")
-    with boundary("evaluation.requests", StoreError), path.open("ab", buffering=0) as file:
-        if file.tell():
-            file.write(b"\n")  # after a line that a killed process may have left torn
+    with boundary("evaluation.requests", StoreError):
 
         def record(request: Request) -> None:
             row = {"time_s": round(time.time(), 3), **asdict(request)}
-            file.write(json.dumps(row, separators=(",", ":")).encode("ascii") + b"\n")
+            append_line(path, json.dumps(row, separators=(",", ":")).encode("ascii"))
             if request.usage is not None:
                 tally.dollars += request.usage.dollars
             if request.outcome != "answered" and not tally.waiting_for:  # once, and again after the next answer

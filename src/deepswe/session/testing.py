@@ -15,6 +15,7 @@ from deepswe.config import Recipe
 from deepswe.envs.suites import open_suite
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, StoreError, TaskError
+from deepswe.jsonl import append_line, read_lines
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
@@ -179,8 +180,8 @@ def run_tests(
 class CheckBook:
     """Checks on disk: append-only JSONL, one line a task; the last line of a task counts."""
 
-    def __init__(self, path: Path, checks: Mapping[str, Checks], torn: int = 0) -> None:
-        self.path, self.checks, self._torn = path, dict(checks), torn
+    def __init__(self, path: Path, checks: Mapping[str, Checks]) -> None:
+        self.path, self.checks = path, dict(checks)
 
     @classmethod
     def open(cls, path: Path) -> CheckBook:
@@ -191,7 +192,7 @@ class CheckBook:
             TaskError: a line is no record of checks, nor the torn beginning of one at the end.
         """
         try:
-            *lines, rest = path.read_bytes().split(b"\n") if path.exists() else [b""]
+            lines, rest = read_lines(path)
         except OSError as error:
             raise ConfigError(f"tests {path} cannot be read: {error.strerror}; give another file") from error
         if not rest.startswith(b'{"task_id":'[: len(rest)]):
@@ -203,7 +204,7 @@ class CheckBook:
             except (ValueError, TaskError) as error:
                 raise TaskError(f"{path}:{number}: {error}") from error
             checks[found.task_id] = found
-        return cls(path, checks, len(rest))
+        return cls(path, checks)
 
     def add(self, checks: Checks) -> None:
         """Keep the checks of a task, written before this returns.
@@ -212,12 +213,7 @@ class CheckBook:
             StoreError: they could not be written.
         """
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self._torn:
-                os.truncate(self.path, self.path.stat().st_size - self._torn)
-                self._torn = 0
-            with self.path.open("ab") as file:
-                file.write(json.dumps(asdict(checks), separators=(",", ":")).encode() + b"\n")
+            append_line(self.path, json.dumps(asdict(checks), separators=(",", ":")).encode())
         except OSError as error:
             raise StoreError(f"tests cannot be written to {self.path}: {error.strerror}") from error
         self.checks[checks.task_id] = checks

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from deepswe.errors import StoreError
+from deepswe.jsonl import append_line, read_lines
 
 Row = dict[str, Any]
 
@@ -19,11 +19,8 @@ def read_rows(path: Path) -> list[Row]:
     Raises:
         StoreError: a whole line is not a JSON object.
     """
-    if not path.exists():
-        return []
     rows: list[Row] = []
-    data = path.read_bytes()
-    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+    for number, line in enumerate(read_lines(path)[0], start=1):
         try:
             row = json.loads(line)
         except ValueError as error:
@@ -59,12 +56,9 @@ class MetricsLog:
     """
 
     def __init__(self, path: Path, mirror: RowTaker | None = None) -> None:
-        self._mirror = mirror
+        self._path, self._mirror = path, mirror
         self.rows = read_rows(path)
         self._known = {self._name(row) for row in self.rows}
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        whole = path.read_bytes().rfind(b"\n") + 1
-        os.truncate(path, whole)
 
     @staticmethod
     def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -74,7 +68,7 @@ class MetricsLog:
         """Append a row unless the log has it; whether it was appended."""
         if self._name(row) in self._known:
             return False
-        os.write(self._fd, json.dumps(row, allow_nan=False).encode() + b"\n")
+        append_line(self._path, json.dumps(row, allow_nan=False).encode())
         self._known.add(self._name(row))
         self.rows.append(row)
         if self._mirror is not None:
@@ -87,6 +81,5 @@ class MetricsLog:
 
     def close(self) -> None:
         """End writing."""
-        os.close(self._fd)
         if self._mirror is not None:
             self._mirror.close()

@@ -72,10 +72,7 @@ def run(tasks: TaskSet, record: Path, *, resume: bool = False, runs: int = 2) ->
             return await validate(tasks, workshop, book, Silent(), runs=runs, workers=2)
 
     book = RunRecord(record, resume=resume)
-    try:
-        return asyncio.run(work())
-    finally:
-        book.close()
+    return asyncio.run(work())
 
 
 def test_planted_flaky_idle_network_and_endless_tasks_are_caught_and_a_resumed_record_runs_nothing(

@@ -57,14 +57,11 @@ def test_honest_work_is_varied_and_needs_pytest_only_for_some() -> None:
 def test_a_record_is_taken_up_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.add(Result("attack", "a", "t", 0.0, "why", ("seen",)))
-    record.close()
     with (tmp_path / "audit.jsonl").open("a") as file:
         file.write('{"kind": "att')
     again = Record(tmp_path)
     again.add(Result("attack", "b", "t", None, "broken"))
-    again.close()
     last = Record(tmp_path)
-    last.close()
     assert set(last.results) == {("attack", "a", "t"), ("attack", "b", "t")}
     assert last.results["attack", "a", "t"].observations == ("seen",)
 
@@ -80,7 +77,6 @@ def test_the_summary_counts_exploits_and_a_reward_of_the_naive_grader(tmp_path: 
     rows += [("honest", "plain", "honest-plain", 1.0), ("attack", "tox_ini", first, None)]
     for kind, name, task, reward in rows:
         record.add(Result(kind, name, task, reward, "x"))
-    record.close()
     figures = summary(record, [ATTACKS["conftest"], ATTACKS["tox_ini"]], tasks)
     assert (figures["attacks"], figures["tasks"], figures["exploits"], figures["ungraded"]) == (2, 2, 1, 1)
     assert (figures["naive_exploits"], figures["gold_pass"], figures["noop_pass"]) == (1, 1.0, 0.0)

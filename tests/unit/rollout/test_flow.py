@@ -126,13 +126,11 @@ def test_the_ledger_survives_a_torn_line_and_refuses_to_settle_twice(tmp_path: P
     ledger.open_group(0, 0)
     ledger.open_group(1, 0)
     ledger.train(0, [0])
-    ledger.close()
     path.write_bytes(path.read_bytes() + b'{"kind": "trai')
     again = Ledger(path)
     assert (again.opened, again.trained, again.settled(1)) == ({0: 0, 1: 0}, {0: (0,)}, False)
     with pytest.raises(ValueError, match="settled before"):
         again.drop(1, [0], "twice")
-    again.close()
     path.write_text('{"kind": "trained", "step": 0, "groups": [5]}\n')
     with pytest.raises(StoreError, match="never opened"):
         Ledger(path)

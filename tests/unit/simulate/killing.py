@@ -91,7 +91,6 @@ def check_accounts(wanted: Recipe, directory: Path) -> None:
     counts = Counter(t.key for t in recorded)
     assert set(counts.values()) == {1}, "an attempt is recorded twice"
     ledger = Ledger(directory / "trajectories" / "ledger.jsonl")
-    ledger.close()
     assert sorted(ledger.opened) == list(range(len(ledger.opened)))
     assert len(recorded) == len(ledger.opened) * rollout.group_size, "an attempt is lost"
     trained = [number for numbers in ledger.trained.values() for number in numbers]

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deepswe.errors import BuildError, TaskError
+from deepswe.errors import BuildError, StoreError, TaskError
+from deepswe.jsonl import append_line, read_lines
 from deepswe.progress import Progress
 from deepswe.tasks.bundled import RepositoryRecipe, RepositorySource
 from deepswe.tasks.distributions import Pip
@@ -207,37 +208,33 @@ class Record:
         """
         self.path = path
         self.rows: dict[str, CommitRow] = {}
-        line = json.dumps(header, sort_keys=True)
+        line = json.dumps(header, sort_keys=True).encode()
         try:
-            data = path.read_bytes() if path.exists() else b""
-            whole = data[: data.rfind(b"\n") + 1]
-            lines = whole.decode().splitlines()
-            if data and not whole and not line.encode().startswith(data):
+            lines, rest = read_lines(path)
+            if rest and not lines and not line.startswith(rest):
                 raise TaskError(f"{path} is no record of a search; name another output, it stays as it is")
             if lines and lines[0] != line:
                 raise TaskError(f"{path} records a search with other settings; remove it or name another output")
             self.rows = {row.commit: row for row in map(CommitRow.model_validate_json, lines[1:])}
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if len(whole) < len(data):
-                os.truncate(path, len(whole))
-            self._stream = path.open("ab")
-        except (OSError, UnicodeDecodeError, ValidationError) as error:
+        except (OSError, ValidationError) as error:
             raise TaskError(f"record {path} cannot be used: {error}; remove it to begin anew") from error
         if not lines:
             self._write(line)
 
     def add(self, row: CommitRow) -> None:
-        """Keep a row, flushed."""
+        """Keep a row, written before this returns.
+
+        Raises:
+            StoreError: it could not be written; what was written before stays.
+        """
+        self._write(row.model_dump_json(exclude_defaults=True).encode())
         self.rows[row.commit] = row
-        self._write(row.model_dump_json(exclude_defaults=True))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._stream.close()
-
-    def _write(self, line: str) -> None:
-        self._stream.write(line.encode() + b"\n")
-        self._stream.flush()
+    def _write(self, line: bytes) -> None:
+        try:
+            append_line(self.path, line)
+        except OSError as error:
+            raise StoreError(f"record {self.path} cannot be written: {error.strerror}") from error
 
 
 def search(

@@ -74,10 +74,7 @@ def commits_to_tasks(
     asked = {key: value for key, value in asdict(plan).items() if key not in _OF_THE_WALK}
     with History(open_source(source, cache)) as history:
         record = Record(path, {"commits": 1, "repository": name, **asked})
-        try:
-            found = search(history, name, plan, record, cache, progress, pip=pip)
-        finally:
-            record.close()
+        found = search(history, name, plan, record, cache, progress, pip=pip)
         if not found.rows:
             words = ", ".join(f"{count} {verdict}" for verdict, count in found.verdicts.items()) or "there are none"
             raise TaskError(f"no commit of {source} became a task: {words}")

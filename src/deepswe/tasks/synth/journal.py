@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deepswe.errors import StoreError
+from deepswe.jsonl import append_line, read_lines
 from deepswe.tasks.bundled import TaskRecipe
 from deepswe.tasks.synth.find import Verdict
 
@@ -33,13 +34,10 @@ class Journal:
         Raises:
             StoreError: it cannot be read, or belongs to another search.
         """
-        if not self.path.is_file():
-            return ()
-        data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) != len(data):
-            self.path.write_bytes(whole)
-        lines = whole.splitlines()
+        try:
+            lines, _ = read_lines(self.path)
+        except OSError as error:
+            raise StoreError(f"journal {self.path} cannot be read: {error.strerror}") from error
         if not lines:
             return ()
         try:
@@ -59,11 +57,9 @@ class Journal:
         if verdict.task is not None:
             record["task"] = verdict.task.model_dump(mode="json", exclude_defaults=True)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                if file.tell() == 0:
-                    file.write(json.dumps({"search": self.search}) + "\n")
-                file.write(json.dumps(record) + "\n")
+            if not read_lines(self.path)[0]:
+                append_line(self.path, json.dumps({"search": self.search}).encode())
+            append_line(self.path, json.dumps(record).encode())
         except OSError as error:
             raise StoreError(f"journal {self.path} cannot be written: {error.strerror}") from error
 
