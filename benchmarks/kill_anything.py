@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from typing import Any
 
 from deepswe.atomic import write_atomically
 from deepswe.config import Recipe, VllmConfig, build_recipe
-from deepswe.envs.base import Environment, Outcome, Verdict
+from deepswe.envs.base import Environment, Outcome, Suite, Verdict
 from deepswe.errors import SandboxDied
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.policy.vllm import VllmPolicy
@@ -159,7 +159,7 @@ class Looking:
 
 
 @dataclass
-class LookingSuite:
+class LookingSuite(Suite):
     pool: SandboxPool
 
     def split(self, name: str) -> Sequence[Name]:
@@ -167,21 +167,6 @@ class LookingSuite:
 
     def open(self, task: Any, *, seed: int) -> Environment:
         return Looking(self.pool, seed)
-
-    def rehearse(self, task: Any, *, seed: int) -> Environment:
-        return Looking(self.pool, seed)
-
-    def corpus(self) -> Iterator[str]:
-        return iter(())
-
-    def reference(self, task: Any, *, seed: int) -> None:
-        return None
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        return ()
-
-    def describe(self, task: Any) -> Mapping[str, str]:
-        return {}
 
 
 @dataclass

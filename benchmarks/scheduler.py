@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import Any
 import aiohttp
 
 from deepswe.config import AgentConfig, AsynchronyConfig, RolloutConfig, VllmConfig, build_recipe
-from deepswe.envs.base import Environment, Outcome, Verdict
+from deepswe.envs.base import Environment, Outcome, Suite, Verdict
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.policy.vllm import VllmPolicy
 from deepswe.rollout.flow import Flow
@@ -102,27 +102,12 @@ class Waiting:
         pass
 
 
-class WaitingSuite:
+class WaitingSuite(Suite):
     def split(self, name: str) -> Sequence[Name]:
         return ()
 
     def open(self, task: Any, *, seed: int) -> Environment:
         return Waiting(seed)
-
-    def rehearse(self, task: Any, *, seed: int) -> Environment:
-        return Waiting(seed)
-
-    def corpus(self) -> Iterator[str]:
-        return iter(())
-
-    def reference(self, task: Any, *, seed: int) -> None:
-        return None
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        return ()
-
-    def describe(self, task: Any) -> Mapping[str, str]:
-        return {}
 
 
 def free_port() -> int:

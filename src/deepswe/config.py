@@ -860,12 +860,13 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         return path, value
 
 
-def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+def read_tree(path: Path, overrides: Sequence[str] = (), *, what: str = "recipe") -> dict[str, Any]:
     """The plain values of a TOML file, with overrides in their places.
 
     Args:
         path: a TOML file.
         overrides: `section.key=value` texts, applied in order.
+        what: the file is, for messages.
 
     Raises:
         ConfigError: the file cannot be read or is no TOML, or an override fits nowhere.
@@ -873,9 +874,9 @@ def read_tree(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"recipe {path} cannot be read: {error.strerror}; give the path of a .toml file") from error
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}; give the path of a .toml file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"recipe {path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{what} {path} is not valid TOML: {error}") from error
     for text in overrides:
         keys, value = parse_override(text)
         node = tree
@@ -946,10 +947,11 @@ def build_section(kind: type[AnySection], tree: Mapping[str, Any], *, origin: st
 
 
 def _problem(item: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in item["loc"]) or "recipe"
+    where = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"{where} is not a known key (value {item['input']!r})"
     if item["type"] == "missing":
         return f"{where} is missing"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" + ("" if isinstance(item["input"], dict) else f" (value {item['input']!r})")
+    message = str(item["msg"]).removeprefix("Value error, ")
+    place = f"{where}: " if where else ""
+    return place + message + ("" if isinstance(item["input"], dict) else f" (value {item['input']!r})")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 _BLOCK = 1 << 16
@@ -23,6 +24,11 @@ def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     data = path.read_bytes() if path.exists() else b""
     *lines, rest = data.split(b"\n")
     return ([*lines, rest], b"") if _is_whole(rest) else (lines, rest)
+
+
+def begin_so(lines: Sequence[bytes], rest: bytes, beginning: bytes) -> bool:
+    """Whether what `read_lines` gave is of a record whose lines have this beginning; an empty file is."""
+    return lines[0].startswith(beginning) if lines else rest.startswith(beginning[: len(rest)])
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 
@@ -11,14 +10,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from deepswe.analysis.figures import COLOURS, INK, PALE, QUIET, write_figure
 from deepswe.analysis.panels import Panel, Series, imitation_panels, run_panels
 from deepswe.analysis.record import RunRecord, read_run
-from deepswe.atomic import write_atomically
 from deepswe.errors import RunError
 
 COLUMNS = 3
-INK, PALE = "#1f2933", "#d9dee3"
-COLOURS = ("#1f6f8b", "#c8553d", "#588157", "#8e6c8a", "#b08900", "#6b7280")
 
 
 def write_curves(run_dir: Path) -> Path:
@@ -31,15 +28,7 @@ def write_curves(run_dir: Path) -> Path:
         RunError: there is nothing to draw yet, a file is damaged, or the picture cannot be written.
     """
     run = read_run(run_dir)
-    figure = draw_curves(run)
-    path = run_dir / "curves.png"
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=110)
-    try:
-        write_atomically(path, picture.getvalue())
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+    return write_figure(draw_curves(run), run_dir / "curves.png", dpi=110)
 
 
 def draw_curves(run: RunRecord) -> Figure:
@@ -72,7 +61,7 @@ def draw_curves(run: RunRecord) -> Figure:
 
 def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    axes.set_xlabel(panel.unit, fontsize=8, color="#52606d")
+    axes.set_xlabel(panel.unit, fontsize=8, color=QUIET)
     if panel.healthy is not None:
         axes.axhspan(*panel.healthy, color="#588157", alpha=0.12, linewidth=0)
     if panel.stacked:
@@ -89,7 +78,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.margins(x=0.02)
     axes.grid(axis="y", color=PALE, linewidth=0.7)
     axes.set_axisbelow(True)
-    axes.tick_params(labelsize=8, colors="#52606d", length=0)
+    axes.tick_params(labelsize=8, colors=QUIET, length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(PALE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,13 +10,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from deepswe.analysis.curves import COLOURS, INK, PALE
+from deepswe.analysis.figures import COLOURS, INK, QUIET, plain_axes, write_figure
 from deepswe.analysis.harmless import harmless
-from deepswe.atomic import write_atomically
 from deepswe.errors import RunError
 from deepswe.evaluation.leaderboard import Entry
-
-QUIET = "#52606d"
 
 
 def draw_ranking(entries: Sequence[Entry]) -> Figure:
@@ -53,7 +49,7 @@ def _bars(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.set_yticks(range(len(rows)), [_literal(entry.name) for entry in rows], fontsize=8)
     axes.set_xlim(0.0, 1.0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    _plain(axes, "pass@1 with 95% intervals over tasks", "x")
+    plain_axes(axes, "pass@1 with 95% intervals over tasks", "x")
 
 
 def _against_size(axes: Axes, entries: Sequence[Entry]) -> None:
@@ -70,15 +66,7 @@ def _against_size(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.set_xlabel("parameters of the model, billions", fontsize=9, color=QUIET)
     axes.set_ylim(0.0, 1.0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    _plain(axes, "pass@1 against size", "y")
-
-
-def _plain(axes: Axes, title: str, grid: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
-    axes.grid(axis=grid, color=PALE, linewidth=0.7)  # type: ignore[arg-type]
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain_axes(axes, "pass@1 against size", "y")
 
 
 def write_ranking(entries: Sequence[Entry], path: Path) -> Path:
@@ -87,10 +75,4 @@ def write_ranking(entries: Sequence[Entry], path: Path) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    picture = io.BytesIO()
-    draw_ranking(entries).savefig(picture, format="png", dpi=130)
-    try:
-        write_atomically(path, picture.getvalue())
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+    return write_figure(draw_ranking(entries), path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,8 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from deepswe.analysis.curves import COLOURS, INK, PALE
-from deepswe.atomic import write_atomically
+from deepswe.analysis.figures import COLOURS, QUIET, plain_axes, write_figure
 from deepswe.errors import RunError
 from deepswe.evaluation.metrics import Estimate
 from deepswe.evaluation.selection import CurvePoint
@@ -30,7 +28,6 @@ def draw_scaling(points: Sequence[CurvePoint], *, title: str) -> Figure:
     figure = Figure(figsize=(7.0, 4.4), facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
     lines: list[tuple[str, list[Estimate], str, str]] = [
         ("Pass@K, the ceiling", [point.pass_at_k for point in points], "#9aa5b1", "--")
     ]
@@ -42,12 +39,10 @@ def draw_scaling(points: Sequence[CurvePoint], *, title: str) -> Figure:
             ks, [e.low for e in estimates], [e.high for e in estimates], color=colour, alpha=0.08, linewidth=0
         )
         axes.plot(ks, [e.mean for e in estimates], style, color=colour, marker="o", markersize=4, label=label)
-    axes.set_xlabel("candidates K", fontsize=9, color="#52606d")
+    axes.set_xlabel("candidates K", fontsize=9, color=QUIET)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color=PALE, linewidth=0.7)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    plain_axes(axes, title, "y")
     axes.legend(fontsize=8, frameon=False, loc="best")
     return figure
 
@@ -58,13 +53,7 @@ def write_scaling(points: Sequence[CurvePoint], path: Path, *, title: str) -> Pa
     Raises:
         RunError: it cannot be written.
     """
-    picture = io.BytesIO()
-    draw_scaling(points, title=title).savefig(picture, format="png", dpi=130)
-    try:
-        write_atomically(path, picture.getvalue())
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+    return write_figure(draw_scaling(points, title=title), path)
 
 
 def curve_rows(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from deepswe.analysis.curves import COLOURS, INK, PALE
-from deepswe.atomic import write_atomically
+from deepswe.analysis.figures import COLOURS, plain_axes, write_figure
 from deepswe.errors import RunError
 from deepswe.evaluation.sweep import SweepPoint
 
@@ -32,12 +30,9 @@ def draw_sweep(points: Sequence[SweepPoint]) -> Figure:
         values, scores = [point.value for point in chosen], [point.estimate for point in chosen]
         axes.fill_between(values, [e.low for e in scores], [e.high for e in scores], color=COLOURS[0], alpha=0.12)
         axes.plot(values, [e.mean for e in scores], "-o", color=COLOURS[0], markersize=5)
-        axes.set_title(f"pass@1 by limit of {knob}", loc="left", fontsize=11, fontweight="bold", color=INK)
         axes.set_ylim(0.0, 1.0)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.grid(axis="y", color=PALE, linewidth=0.7)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
+        plain_axes(axes, f"pass@1 by limit of {knob}", "y")
     return figure
 
 
@@ -47,10 +42,4 @@ def write_sweep(points: Sequence[SweepPoint], path: Path) -> Path:
     Raises:
         RunError: it cannot be written.
     """
-    picture = io.BytesIO()
-    draw_sweep(points).savefig(picture, format="png", dpi=130)
-    try:
-        write_atomically(path, picture.getvalue())
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+    return write_figure(draw_sweep(points), path)

@@ -73,7 +73,10 @@ class Environment(Protocol):
 
 
 class Suite(Protocol):
-    """A family of tasks and the way to open an environment for one of them."""
+    """A family of tasks and the way to open an environment for one of them.
+
+    A class that inherits from this one need only have `split` and `open`.
+    """
 
     def split(self, name: str) -> Sequence[HasId]:
         """The tasks of a split ("train", "heldout", ...), in a fixed order; empty if there is none of that name."""
@@ -85,11 +88,11 @@ class Suite(Protocol):
 
     def rehearse(self, task: Any, *, seed: int) -> Environment:
         """A new environment whose observations are those of `open`, but which need not grade; it may be cheaper."""
-        ...
+        return self.open(task, seed=seed)
 
     def corpus(self) -> Iterator[str]:
         """Texts of the training tasks from which a tokenizer can be trained; empty if there are none to give."""
-        ...
+        return iter(())
 
     def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
         """Completions of a reference solver, turn by turn, for imitation; None when there is no solver.
@@ -97,12 +100,12 @@ class Suite(Protocol):
         A generator that is sent each observation: ``observation = yield completion``. It sees the answer, so it runs
         on training tasks only.
         """
-        ...
+        return None
 
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """The declarations of the tools that its agent calls, as chat templates take them; empty if it has none."""
-        ...
+        return ()
 
     def describe(self, task: Any) -> Mapping[str, str]:
         """What reports group this task by, such as {"repo": ..., "kind": ...}."""
-        ...
+        return {}

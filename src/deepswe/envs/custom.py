@@ -27,7 +27,9 @@ def load_suite(config: CustomTasks) -> Suite:
         suite = made(**config.options)
     missing = [name for name in METHODS if not callable(getattr(suite, name, None))]
     if missing:
-        raise ConfigError(f"tasks.suite {config.suite!r} gives no suite: it has no {', '.join(missing)}")
+        raise ConfigError(
+            f"tasks.suite {config.suite!r} gives no suite: it has no {', '.join(missing)}; inherit from Suite"
+        )
     found: Suite = suite
     return found
 

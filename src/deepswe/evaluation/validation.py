@@ -26,7 +26,7 @@ from deepswe.errors import StoreError, TaskError
 from deepswe.grading.grade import grade
 from deepswe.grading.parsers import judge
 from deepswe.grading.tree import Workshop
-from deepswe.jsonl import append_line, read_lines
+from deepswe.jsonl import append_line, begin_so, read_lines
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
@@ -188,7 +188,7 @@ class RunRecord:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lines, rest = read_lines(path)
-            if not (lines[0].startswith(_BEGINNING) if lines else rest.startswith(_BEGINNING[: len(rest)])):
+            if not begin_so(lines, rest, _BEGINNING):
                 raise TaskError(f"{path} is no record of a validation; name another file, it stays as it is")
             if lines and not resume:
                 raise TaskError(f"{path} holds the runs of an earlier validation; add --resume, or remove it")

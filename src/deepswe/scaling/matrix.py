@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deepswe.errors import ConfigError, StoreError
 from deepswe.grading.tree import Workshop
-from deepswe.jsonl import append_line, read_lines
+from deepswe.jsonl import append_line, begin_so, read_lines
 from deepswe.progress import Progress
 from deepswe.scaling.candidates import Candidate
 from deepswe.scaling.checks import Checks, observe
@@ -72,7 +72,7 @@ class Matrix:
             lines, rest = read_lines(path)
         except OSError as error:
             raise ConfigError(f"matrix {path} cannot be read: {error.strerror}; give another file") from error
-        if not rest.startswith(_BEGINNING[: len(rest)]):
+        if not begin_so(lines, rest, _BEGINNING):
             raise ConfigError(f"{path} is no matrix of candidates and tests; give another file")
         for number, line in enumerate(lines, start=1):
             if line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from deepswe import errors
 from deepswe.config import Recipe, build_recipe
-from deepswe.envs.base import Environment, HasId, Outcome, Verdict
+from deepswe.envs.base import Environment, HasId, Outcome, Suite, Verdict
 from deepswe.errors import ConfigError, DeepsweError, EnvironmentFault, PolicyError
 from deepswe.policy.base import Completion, ObservationRole, Renderer, Sampling
 from deepswe.policy.scripted import ByteRenderer
@@ -245,7 +245,7 @@ class _PlayedRenderer:
         return self._tape.renders[digest]
 
 
-class _PlayedSuite:
+class _PlayedSuite(Suite):
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._opened: dict[tuple[str, int], int] = {}
@@ -256,18 +256,6 @@ class _PlayedSuite:
     def open(self, task: Any, *, seed: int) -> Environment:
         number = self._opened[task.id, seed] = self._opened.get((task.id, seed), -1) + 1
         return _PlayedEnvironment(self._tape.environments[environment_key(task.id, seed, number)])
-
-    def rehearse(self, task: Any, *, seed: int) -> Environment:
-        return self.open(task, seed=seed)
-
-    def corpus(self) -> Iterator[str]:
-        return iter(())
-
-    def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
-        return None
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        return ()
 
     def describe(self, task: _TapedTask) -> Mapping[str, str]:
         return task.tags

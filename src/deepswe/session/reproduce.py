@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from deepswe.analysis.reproduce import Arm, Effect, compare, measured, render_page
 from deepswe.atomic import write_atomically
-from deepswe.config import PositiveInt, Recipe, Section, load_recipe
+from deepswe.config import PositiveInt, Recipe, Section, build_section, load_recipe, read_tree
 from deepswe.errors import ConfigError
 from deepswe.progress import Progress
 from deepswe.session.train import train_recipe
@@ -91,14 +90,7 @@ def load_experiment(path: Path) -> Experiment:
     Raises:
         ConfigError: it is no TOML, or has a wrong key or value.
     """
-    try:
-        return Experiment.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"experiment {path} cannot be read: {error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "experiment"
-        raise ConfigError(f"experiment {path}: {where}: {first['msg'].removeprefix('Value error, ')}") from error
+    return build_section(Experiment, read_tree(path, what="experiment"), origin=f"experiment {path}")
 
 
 def run_experiment(

@@ -15,7 +15,7 @@ from deepswe.config import Recipe
 from deepswe.envs.suites import open_suite
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, StoreError, TaskError
-from deepswe.jsonl import append_line, read_lines
+from deepswe.jsonl import append_line, begin_so, read_lines
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
@@ -195,7 +195,7 @@ class CheckBook:
             lines, rest = read_lines(path)
         except OSError as error:
             raise ConfigError(f"tests {path} cannot be read: {error.strerror}; give another file") from error
-        if not rest.startswith(b'{"task_id":'[: len(rest)]):
+        if not begin_so(lines, rest, b'{"task_id":'):
             raise TaskError(f"{path} is no file of generated tests; give one of `deepswe tests generate`")
         checks = {}
         for number, line in enumerate(lines, start=1):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from deepswe.algorithms.filters import age
-from deepswe.envs.base import Environment, Outcome, Verdict
+from deepswe.envs.base import Environment, Outcome, Suite, Verdict
 from deepswe.policy.base import Completion, ObservationRole, Sampling
 from deepswe.sandbox.base import Sandbox, SandboxSpec
 from deepswe.sandbox.memory import MemorySandbox
@@ -208,7 +208,7 @@ class SimulatedEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedSuite:
+class SimulatedSuite(Suite):
     """So many tasks, each attempt as its life has it."""
 
     tasks: tuple[SimulatedTask, ...]
@@ -223,26 +223,6 @@ class SimulatedSuite:
     def open(self, task: Any, *, seed: int) -> Environment:
         """One attempt."""
         return SimulatedEnvironment(self.pool, self.lives.of(seed), self.attempts)
-
-    def rehearse(self, task: Any, *, seed: int) -> Environment:
-        """As `open`."""
-        return self.open(task, seed=seed)
-
-    def corpus(self) -> Iterator[str]:
-        """None."""
-        return iter(())
-
-    def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
-        """None."""
-        return None
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """None."""
-        return ()
-
-    def describe(self, task: Any) -> Mapping[str, str]:
-        """Nothing."""
-        return {}
 
 
 class UnitRenderer:

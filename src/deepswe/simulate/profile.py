@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from deepswe.config import Fraction, PositiveFloat, PositiveInt, Section
+from deepswe.config import Fraction, PositiveFloat, PositiveInt, Section, build_section, read_tree
 from deepswe.errors import ConfigError
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
@@ -70,14 +69,7 @@ def load_profile(path: Path) -> Profile:
     Raises:
         ConfigError: it cannot be read, or has a wrong key or value.
     """
-    try:
-        return Profile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"profile {path} cannot be read: {error}; give a TOML file") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"profile {path}: {where}: {first['msg']} (value {first['input']!r})") from error
+    return build_section(Profile, read_tree(path, what="profile"), origin=f"profile {path}")
 
 
 @dataclass(frozen=True, slots=True)
