@@ -358,10 +358,7 @@ def build(make: Maker, kinds: Sequence[tuple[Step, str, str]]) -> dict[str, str]
 def find(root: Path, place: Path, pip: Pip, plan: CommitPlan, record: str = "record.jsonl") -> CommitsFound:
     with History(root) as history:
         rows = Record(place / record, {"repository": "calc"})
-        try:
-            return search(history, "calc", plan, rows, LayerCache(place / "cache"), Silent(), pip=pip)
-        finally:
-            rows.close()
+        return search(history, "calc", plan, rows, LayerCache(place / "cache"), Silent(), pip=pip)
 
 
 @pytest.mark.slow
@@ -423,7 +420,7 @@ def test_kept_commit_becomes_a_task_whose_tree_is_the_parent_and_whose_patch_is_
 
 def test_record_of_other_settings_is_refused(tmp_path: Path) -> None:
     Record(tmp_path / "record", {"limit": 1})
-    with pytest.raises(TaskError, match="other settings"):
+    with pytest.raises(TaskError, match="settings are other"):
         Record(tmp_path / "record", {"limit": 2})
 
 

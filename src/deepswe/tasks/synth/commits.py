@@ -211,10 +211,10 @@ class Record:
         line = json.dumps(header, sort_keys=True).encode()
         try:
             lines, rest = read_lines(path)
-            if rest and not lines and not line.startswith(rest):
-                raise TaskError(f"{path} is no record of a search; name another output, it stays as it is")
-            if lines and lines[0] != line:
-                raise TaskError(f"{path} records a search with other settings; remove it or name another output")
+            if not (lines[0] == line if lines else line.startswith(rest)):
+                raise TaskError(
+                    f"{path} is no record of this search (its settings are other); remove it or name another"
+                )
             self.rows = {row.commit: row for row in map(CommitRow.model_validate_json, lines[1:])}
         except (OSError, ValidationError) as error:
             raise TaskError(f"record {path} cannot be used: {error}; remove it to begin anew") from error

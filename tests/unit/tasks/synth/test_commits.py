@@ -211,6 +211,6 @@ def test_repository_is_named_by_the_end_of_its_place(source: str, name: str) -> 
 def test_a_file_of_somebody_else_is_refused_as_a_record_and_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text('{"title": "mine"}')
-    with pytest.raises(TaskError, match="no record of a search"):
+    with pytest.raises(TaskError, match="no record of this search"):
         Record(path, {"name": "x"})
     assert path.read_text() == '{"title": "mine"}'
