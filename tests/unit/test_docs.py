@@ -59,7 +59,7 @@ def commands_in(name: str) -> set[str]:
 
 def deepswe_commands() -> dict[tuple[str, ...], typer.core.TyperCommand]:
     """Every command and its parser."""
-    from deepswe.cli.main import app
+    from deepswe.cli.app import build_app
 
     found = {}
 
@@ -70,7 +70,7 @@ def deepswe_commands() -> dict[tuple[str, ...], typer.core.TyperCommand]:
             else:
                 found[(*path, name)] = command
 
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     assert isinstance(root, typer.core.TyperGroup)
     walk(root, ())
     return found
