@@ -31,7 +31,7 @@ from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
 from deepswe.tasks.layers import LayerCache
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.kept import kept_micro_task_set
 from deepswe.tasks.task import HiddenTests, Measured, Task, TaskSet, Verdict
 from deepswe.tasks.taskset import load_task_set, save_task_set, task_set_hash
 from deepswe.types import Graded, Ungraded
@@ -409,7 +409,12 @@ def load_target(target: str, *, limit: int = 0, progress: Progress) -> TaskSet:
     """
     if target == "bundled":
         return bundled_task_set(BundledTasks(limit=limit), LayerCache.default(), progress)
-    tasks = micro_task_set(MicroTasks()) if target == "micro" else load_task_set(Path(target))
+    if target == "micro":
+        whole = MicroTasks()
+        few = MicroTasks(train=limit, heldout=0, unseen=0) if 0 < limit <= whole.train else whole
+        tasks = kept_micro_task_set(few, LayerCache.default(), progress)
+    else:
+        tasks = load_task_set(Path(target))
     return tasks.only([task.id for task in tasks.tasks[:limit]]) if limit else tasks
 
 
