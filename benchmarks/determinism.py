@@ -17,7 +17,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from deepswe.rollout.store import TrajectoryStore, dump_trajectory
+from deepswe.rollout.record import dump_trajectory
+from deepswe.rollout.store import TrajectoryStore
 from deepswe.training.metrics import read_rows
 
 RECIPE = """

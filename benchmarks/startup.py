@@ -3,8 +3,8 @@
 Every command is run as a process of its own, in turns, with its modules compiled before. Prints one JSON object as its
 last line:
 
-- `ours`, `peer`: milliseconds from start to end, the median, of `deepswe --help` and of `python -c pass`, the least that
-  a command in Python can take; `ratio`: peer over ours; `repeats`: of each
+- `ours`, `peer`: milliseconds from start to end, the median, of `deepswe --help` and of `python -c pass`, the least
+  that a command in Python can take; `ratio`: peer over ours; `repeats`: of each
 - `ours_cpu_ms`, `peer_cpu_ms`: what they computed, user and system, the median
 - `commands`: the same for others, where they are installed: the help of one of our commands, of pytest and of TRL
 
