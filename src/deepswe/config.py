@@ -728,6 +728,9 @@ class VllmConfig(Section):
     """Nucleus of the sampling; training needs 1."""
     top_k: int = -1
     """Most likely tokens among which is sampled; training needs -1, which is all."""
+    untied: bool = False
+    """Serve an output matrix apart from the embedding, where the model ties them. vLLM's CPU build needs it: it packs
+    that matrix when it starts, and new weights of the embedding do not reach the packed one."""
     python: str = "python3"
     """Interpreter of the environment that vLLM is installed in, for `deepswe serve`."""
     arguments: tuple[str, ...] = ()

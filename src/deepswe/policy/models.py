@@ -97,6 +97,14 @@ def load_policy_model(config: ModelConfig, *, corpus: Iterable[str], seed: int) 
     return loaded
 
 
+def untie(model: Any) -> None:
+    """Give the output matrix weights of its own, equal to the embedding's that it was tied to; in place."""
+    text = model.config.get_text_config()
+    if text.tie_word_embeddings:
+        text.tie_word_embeddings = model.config.tie_word_embeddings = False
+        model.get_output_embeddings().weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach().clone())
+
+
 def train_tokenizer(corpus: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
     """Train the tokenizer described at the top of this module; the same corpus gives the same tokenizer.
 
