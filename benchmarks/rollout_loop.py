@@ -10,7 +10,7 @@ line:
   peer; `repeats`: of each, in turns; the medians count
 - `wall_steps_per_s`: ours by the clock; `step_ms`: CPU milliseconds a step; `overhead_ms`: of these, what the peer does
   not take
-- `attempts`, `turns`, `concurrency`; `loop_lag_ms`: the longest time for which the event loop did nothing else
+- `attempts`, `turns`, `concurrency`
 - `rss_growth_mib`: resident memory at the end of the last run over that after its first tenth
 
 Exits 0 only where ours is at least 2,000, `overhead_ms` below 0.5 and `rss_growth_mib` below 32.
@@ -135,16 +135,9 @@ class Watch:
     """What is seen while a run goes on."""
 
     rss_mib: list[float] = field(default_factory=list)
-    lag_ms: float = 0.0
 
     def look(self) -> None:
         self.rss_mib.append(psutil.Process().memory_info().rss / 2**20)
-
-    async def lag(self) -> None:
-        while True:
-            begun = time.perf_counter()
-            await asyncio.sleep(0.01)
-            self.lag_ms = max(self.lag_ms, 1000 * (time.perf_counter() - begun) - 10)
 
 
 async def ours(attempts: int, concurrency: int, directory: Path, watch: Watch) -> int:
@@ -152,7 +145,7 @@ async def ours(attempts: int, concurrency: int, directory: Path, watch: Watch) -
     renderer = ByteRenderer()
     policy, limits = ScriptedPolicy(renderer, play), {"rollout": ROLLOUT, "agent": AGENT}
     scheduler = Scheduler(NullSuite(), policy, renderer, **limits, concurrency=concurrency, seed=0)
-    store, steps, lag = TrajectoryStore(directory), 0, asyncio.create_task(watch.lag())
+    store, steps = TrajectoryStore(directory), 0
     for number, size in enumerate([attempts // 10] * 10):
         segment, _ = store.begin("train", number, keep=False)
         with segment:
@@ -162,7 +155,6 @@ async def ours(attempts: int, concurrency: int, directory: Path, watch: Watch) -
         check(done)
         del done
         watch.look()
-    lag.cancel()
     return steps
 
 
@@ -209,7 +201,7 @@ def measure(attempts: int, concurrency: int, repeats: int) -> dict[str, float]:
         steps = asyncio.run(bare(attempts))
         found["peer"].append(steps / (time.process_time() - cpu))
     medians = {name: statistics.median(values) for name, values in found.items()}
-    return {**medians, "growth": watch.rss_mib[-1] - watch.rss_mib[0], "lag_ms": watch.lag_ms}
+    return {**medians, "growth": watch.rss_mib[-1] - watch.rss_mib[0]}
 
 
 def main() -> int:
@@ -233,7 +225,6 @@ def main() -> int:
         "attempts": attempts,
         "turns": TURNS,
         "concurrency": arguments.concurrency,
-        "loop_lag_ms": round(found["lag_ms"], 1),
         "rss_growth_mib": round(found["growth"], 1),
     }
     print(json.dumps(row))

@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
+from itertools import chain
 from typing import Any, Literal
 
 from deepswe.errors import StoreError
@@ -63,10 +64,10 @@ def pack_trajectory(trajectory: Trajectory) -> bytes:
     Raises:
         StoreError: a token id is not in 0 to 2^32 - 1.
     """
-    logprobs = [value for span in trajectory.spans for value in span.logprobs]
+    logprobs = list(chain.from_iterable(span.logprobs for span in trajectory.spans))
     precision, numbers = _narrowest(logprobs)
     try:
-        tokens = array("I", [token for span in trajectory.spans for token in span.tokens])
+        tokens = array("I", list(chain.from_iterable(span.tokens for span in trajectory.spans)))
     except (OverflowError, TypeError) as error:
         raise StoreError(f"a token id of {trajectory.key} cannot be recorded: {error}") from error
     record: dict[str, Any] = {name: getattr(trajectory, name) for name in _PLAIN}
