@@ -15,6 +15,9 @@ from deepswe import __version__
 from deepswe.cli.commands import COMMANDS, top_help
 from deepswe.errors import DeepsweError
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM."""
+
 
 def run(words: Sequence[str]) -> None:
     """Carry out one command line, without the name of the program.
@@ -53,8 +56,16 @@ def main() -> None:
     except RecursionError:
         _fail("the input is nested too deeply to be read; give a file that is not")
     except KeyboardInterrupt:
-        print("deepswe: interrupted; nothing recorded is lost, continue with --resume", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(_interrupted())
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # the parser has made this of an interrupt, and says nothing
+            _interrupted()
+        raise
+
+
+def _interrupted() -> int:
+    print("deepswe: interrupted; nothing recorded is lost, continue with --resume", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _fail(message: str) -> None:

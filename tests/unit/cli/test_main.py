@@ -175,3 +175,19 @@ def test_sigterm_closes_what_is_open_as_ctrl_c_does(tmp_path: Path) -> None:
     assert done.returncode == 130
     assert "interrupted" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_that_the_parser_takes_is_told_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deepswe.simulate.profile.load_profile", _interrupt)
+    recipe = str(Path(__file__).parents[3] / "recipes" / "frozenlake.toml")
+    code, error = run(monkeypatch, capsys, "simulate", recipe, "--profile", "any.toml")
+    assert (code, error.splitlines()[-1]) == (
+        130,
+        "deepswe: interrupted; nothing recorded is lost, continue with --resume",
+    )
+
+
+def _interrupt(path: Path) -> None:
+    raise KeyboardInterrupt
