@@ -1,8 +1,10 @@
 """One trajectory as bytes: as a line of JSON for people and other programs, and packed for the store.
 
-A packed record is a line of JSON with the texts, and after it the numbers as they lie in memory, little-endian: the
-lower two bytes of the token ids of all spans, the upper two bytes of each unless all are zero, and the log-probs of all
-sampled spans (four bytes each where that is exact, as it is for what engines compute in float32, else eight).
+A packed record is a line of JSON with everything short, column by column; then the texts of the turns as UTF-8, one
+after the other; then the numbers as they lie in memory, little-endian: the lower two bytes of the token ids of all
+spans, the upper two bytes of each unless all are zero, and the log-probs of all sampled spans (four bytes each where
+that is exact, as it is for what engines compute in float32, else eight). So whatever is long is neither escaped nor
+parsed, and what is alike lies together.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import json
 import math
 import sys
 from array import array
+from collections.abc import Sequence, Set
 from dataclasses import asdict, fields, replace
-from itertools import chain, product
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal
 
 from deepswe.errors import StoreError
@@ -22,7 +25,6 @@ from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory,
 _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 _PLAIN = tuple(item.name for item in fields(Trajectory) if item.name not in ("spans", "steps", "grade", "usage"))
 _LOWER, _UPPER = (0, 1) if sys.byteorder == "little" else (1, 0)
-_STEP_TYPES = frozenset(product((str,), (list, type(None)), (str,), (str,), (float, int), (float, int)))
 Precision = Literal["f", "d"]
 
 
@@ -65,22 +67,16 @@ def pack_trajectory(trajectory: Trajectory) -> bytes:
     Raises:
         StoreError: a token id is not in 0 to 2^32 - 1.
     """
-    precision, logprobs = _narrowest(list(chain.from_iterable(span.logprobs for span in trajectory.spans)))
     try:
-        tokens = array("I", list(chain.from_iterable(span.tokens for span in trajectory.spans)))
+        spans, numbers = _pack_spans(trajectory.spans)
     except (OverflowError, TypeError) as error:
         raise StoreError(f"a token id of {trajectory.key} cannot be recorded: {error}") from error
-    halves = memoryview(tokens).cast("B").cast("H")
-    lower, upper = array("H", halves[_LOWER::2].tobytes()), array("H", halves[_UPPER::2].tobytes())
-    wide = any(upper)
+    steps, texts = _pack_steps(trajectory.steps)
     record: dict[str, Any] = {name: getattr(trajectory, name) for name in _PLAIN}
-    record["grade"] = _row(trajectory.grade)
-    record["spans"] = [(len(span.tokens), span.sampled, span.version) for span in trajectory.spans]
-    record["steps"] = [_pack_step(step) for step in trajectory.steps]
-    record["usage"] = [list(_row(turn).values()) for turn in trajectory.usage]
-    record |= {"wide": wide, "precision": precision}
+    record |= {"grade": _row(trajectory.grade), "usage": [list(_row(turn).values()) for turn in trajectory.usage]}
+    record |= {"spans": spans, "steps": steps}
     line = json.dumps(record, separators=(",", ":")).encode("ascii")
-    return b"".join((line, b"\n", _little(lower), _little(upper) if wide else b"", _little(logprobs)))
+    return b"".join((line, b"\n", *texts, *numbers))
 
 
 def unpack_trajectory(record: bytes) -> Trajectory:
@@ -92,12 +88,11 @@ def unpack_trajectory(record: bytes) -> Trajectory:
     try:
         end = record.index(b"\n")
         head = json.loads(record[:end])
-        spans = _unpack_spans(head.pop("spans"), head.pop("wide"), head.pop("precision"), record[end + 1 :])
-        steps = tuple(_unpack_step(row) for row in head["steps"])
         head["usage"] = tuple(Usage(*row) for row in head["usage"])
         rest = _trajectory({**head, "spans": (), "steps": ()})
         wrong = misfit(rest, Trajectory) or _no_number(rest)
-        trajectory = replace(rest, spans=spans, steps=steps)
+        steps, numbers = _unpack_steps(head["steps"], record, end + 1)
+        trajectory = replace(rest, spans=_unpack_spans(head["spans"], record[numbers:]), steps=steps)
     except _DAMAGES as error:
         raise StoreError(f"not a packed trajectory ({error}); it begins {record[:80]!r}") from error
     if wrong:
@@ -133,43 +128,80 @@ def _row(item: Graded | Ungraded | Usage) -> dict[str, Any]:
     return {one.name: getattr(item, one.name) for one in fields(item)}
 
 
-def _pack_step(step: Step) -> tuple[Any, ...]:
-    call = step.call and (step.call.name, step.call.arguments)
-    return (step.completion, call, step.observation, step.error, step.generation_s, step.environment_s)
+def _pack_steps(steps: Sequence[Step]) -> tuple[list[Any], list[bytes]]:
+    """Columns: completion and observation in bytes, tool or None, names and bytes of its arguments, error, seconds."""
+    columns: list[Any] = [[], [], [], [], [], [], [], []]
+    texts = []
+    for step in steps:
+        call, values = step.call, list(step.call.arguments.values()) if step.call else []
+        encoded = [text.encode("utf-8", "surrogatepass") for text in (step.completion, step.observation, *values)]
+        texts += encoded
+        first, second, *sizes = map(len, encoded)
+        names = list(call.arguments) if call else []
+        row = (first, second, call and call.name, names, sizes, step.error, step.generation_s, step.environment_s)
+        for column, value in zip(columns, row, strict=True):
+            column.append(value)
+    return columns, texts
 
 
-def _unpack_step(row: list[Any]) -> Step:
-    if tuple(map(type, row)) not in _STEP_TYPES:  # one look: there are many steps
-        raise TypeError(f"a step is {str(row)[:80]}")
-    completion, call, *rest = row
-    return Step(completion, call and _unpack_call(*call), *rest)
+def _unpack_steps(columns: list[Any], record: bytes, at: int) -> tuple[tuple[Step, ...], int]:
+    """The steps, and where their texts end in the record."""
+    firsts, seconds, tools, names, sizes, errors, generations, environments = columns
+    _all_are("a size of a text", {int}, firsts, seconds, *sizes)
+    _all_are("a tool", {str, type(None)}, tools)
+    _all_are("a name or an error", {str}, errors, *names)
+    _all_are("a time", {float, int}, generations, environments)
+    lengths = chain.from_iterable((one, two, *own) for one, two, own in zip(firsts, seconds, sizes, strict=True))
+    ends = list(accumulate(lengths, initial=at))
+    if ends[-1] > len(record) or min((*firsts, *seconds), default=0) < 0:
+        raise ValueError("texts are missing")
+    texts = (record[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise(ends))
+    steps = []
+    for tool, own, error, generation_s, environment_s in zip(
+        tools, names, errors, generations, environments, strict=True
+    ):
+        completion, observation = next(texts), next(texts)
+        call = None if tool is None else ToolCall(tool, dict(zip(own, texts, strict=False)))
+        steps.append(Step(completion, call, observation, error, generation_s, environment_s))
+    return tuple(steps), ends[-1]
 
 
-def _unpack_call(name: Any, arguments: Any) -> ToolCall:
-    if type(name) is not str or not isinstance(arguments, dict) or not set(map(type, arguments.values())) <= {str}:
-        raise TypeError(f"a call is {name!r}, {str(arguments)[:80]}")
-    return ToolCall(name, arguments)
+def _pack_spans(spans: Sequence[TokenSpan]) -> tuple[list[Any], tuple[bytes, ...]]:
+    """Columns: tokens, sampled, version; then whether token ids are wide, and the precision of log-probs."""
+    precision, logprobs = _narrowest(list(chain.from_iterable(span.logprobs for span in spans)))
+    tokens = array("I", list(chain.from_iterable(span.tokens for span in spans)))
+    halves = memoryview(tokens).cast("B").cast("H")
+    lower, upper = array("H", halves[_LOWER::2].tobytes()), array("H", halves[_UPPER::2].tobytes())
+    wide = any(upper)
+    counts, sampled = [len(span.tokens) for span in spans], [span.sampled for span in spans]
+    numbers = (_little(lower), _little(upper) if wide else b"", _little(logprobs))
+    return [counts, sampled, [span.version for span in spans], wide, precision], numbers
 
 
-def _unpack_spans(rows: list[Any], wide: bool, precision: Any, numbers: bytes) -> tuple[TokenSpan, ...]:
-    if precision not in ("f", "d"):
-        raise ValueError(f"precision is {precision!r}")
-    count = sum(length for length, _, _ in rows)
+def _unpack_spans(columns: list[Any], numbers: bytes) -> tuple[TokenSpan, ...]:
+    counts, sampled, versions, wide, precision = columns
+    _all_are("a number of tokens or a version", {int}, counts, versions)
+    _all_are("whether a span is sampled", {bool}, sampled, [wide])
+    count = sum(counts)
     end = 2 * count
     lower = _from_little("H", numbers[:end])
     if wide:
         lower, end = _widen(lower, _from_little("H", numbers[end : 2 * end])), 2 * end
-    tokens, logprobs = tuple(lower), tuple(_from_little(precision, numbers[end:]))
-    if len(tokens) != count or len(logprobs) != sum(length for length, sampled, _ in rows if sampled):
+    tokens, logprobs = tuple(lower.tolist()), tuple(_from_little(precision, numbers[end:]).tolist())
+    own = [length if drawn else 0 for length, drawn in zip(counts, sampled, strict=True)]
+    if len(tokens) != count or len(logprobs) != sum(own):
         raise ValueError(f"{len(tokens)} token ids and {len(logprobs)} log-probs for {count} tokens")
-    spans, at, sampled_at = [], 0, 0
-    for length, sampled, version in rows:
-        if type(sampled) is not bool or type(version) is not int:
-            raise TypeError(f"a span is {sampled!r}, {version!r}")
-        own = logprobs[sampled_at : sampled_at + length] if sampled else ()
-        spans.append(TokenSpan(tokens[at : at + length], sampled, own, version))
-        at, sampled_at = at + length, sampled_at + len(own)
-    return tuple(spans)
+    places = zip(pairwise(accumulate(counts, initial=0)), pairwise(accumulate(own, initial=0)), strict=True)
+    return tuple(
+        TokenSpan(tokens[start:end], drawn, logprobs[first:last], version)
+        for ((start, end), (first, last)), drawn, version in zip(places, sampled, versions, strict=True)
+    )
+
+
+def _all_are(what: str, kinds: Set[type], *columns: Sequence[Any]) -> None:
+    for column in columns:
+        if not set(map(type, column)) <= kinds:
+            raise TypeError(f"{what} is among {str(column)[:80]}")
 
 
 def _widen(lower: array[Any], upper: array[Any]) -> array[Any]:
@@ -193,6 +225,8 @@ def _little(numbers: array[Any]) -> bytes:
 
 
 def _from_little(kind: Literal["H"] | Precision, data: bytes) -> array[Any]:
+    if kind not in ("H", "f", "d"):
+        raise ValueError(f"the precision is {kind!r}")
     numbers: array[Any] = array(kind)
     numbers.frombytes(data)
     if sys.byteorder == "big":
