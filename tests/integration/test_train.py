@@ -95,9 +95,15 @@ def test_a_recipe_ends_in_a_report_and_a_summary(undisturbed: Path) -> None:
     assert (undisturbed / "checkpoints" / "training" / "step-00000004" / "model" / "config.json").exists()
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(undisturbed: Path, tmp_path: Path) -> None:
-    run_recipe(lake(tmp_path / "same"), resume=False, progress=Silent())
+def test_the_same_seed_gives_the_same_numbers_also_profiled_and_another_seed_others(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    run_recipe(lake(tmp_path / "same"), resume=False, progress=Silent(), profile=True)
     assert numbers(tmp_path / "same" / "lake") == numbers(undisturbed)
+    profile = json.loads((tmp_path / "same" / "lake" / "profile.json").read_text())
+    assert min(profile["model_s"], profile["learner_s"], profile["ours_s"]) > 0
+    parts = sum(profile[f"{part}_s"] for part in ("model", "learner", "sandbox", "ours"))
+    assert parts == pytest.approx(profile["wall_s"])
     run_recipe(lake(tmp_path / "other", seed=1), resume=False, progress=Silent())
     assert numbers(tmp_path / "other" / "lake") != numbers(undisturbed)
 
