@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import gc
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -233,4 +234,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())
