@@ -26,6 +26,9 @@ from deepswe.errors import DeepsweError, PolicyError, boundary
 from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.engine import Engine, Finish, Request, Row
 
+GATHER_S = 0.0005
+"""Answers to a pass often come back as the next requests at once, from one event loop, one by one."""
+
 
 class EmbeddedPolicy:
     """`Policy` over a causal LM of `transformers` in this process, which the learner may train between passes.
@@ -242,8 +245,17 @@ class EmbeddedPolicy:
             self._changed.notify_all()
             while not self._closed and (self._pauses or not self._has_work()):
                 self._changed.wait(self._time_to_deadline())
+            if not self._deterministic and not self._engine.active:
+                self._gather()
             self._idle = False
             return not self._closed
+
+    def _gather(self) -> None:
+        """Where nothing is being sampled, wait while requests come one right after another: they share a pass then."""
+        count = 0
+        while not self._closed and not self._pauses and len(self._waiting) > count:
+            count = len(self._waiting)
+            self._changed.wait(GATHER_S)
 
     def _has_work(self) -> bool:
         now = time.monotonic()
