@@ -26,7 +26,7 @@ from deepswe.errors import StoreError, TaskError
 from deepswe.grading.grade import grade
 from deepswe.grading.parsers import judge
 from deepswe.grading.tree import Workshop
-from deepswe.jsonl import append_line, begin_so, read_lines
+from deepswe.jsonl import append_line, begin_so, read_lines, sole_writer
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
@@ -451,15 +451,16 @@ def validate_target(
     layers = cache or LayerCache.default()
     config = sandbox or SandboxConfig()
     check_runnable(tasks, config.backend, layers)
-    book = RunRecord(record or Path(f"{path or target}.validation.jsonl"), resume=resume)
+    place = record or Path(f"{path or target}.validation.jsonl")
 
-    async def run() -> tuple[Validation, ...]:
+    async def run(book: RunRecord) -> tuple[Validation, ...]:
         async with SandboxPool(config, "validate") as pool:
             workshop = Workshop(pool.open, layers.path, limits_of(config), {"run": "validate"})
             return await validate(tasks, workshop, book, progress, runs=runs, workers=workers)
 
-    found = asyncio.run(run())
-    if path is not None:
-        whole = tasks if named else load_task_set(Path(target))
-        save_task_set(with_validations(whole, found), path)
+    with sole_writer(place):
+        found = asyncio.run(run(RunRecord(place, resume=resume)))
+        if path is not None:
+            whole = tasks if named else load_task_set(Path(target))
+            save_task_set(with_validations(whole, found), path)
     return found
