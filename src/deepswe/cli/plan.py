@@ -34,15 +34,15 @@ def plan(
 
 def _text(made: Plan) -> str:
     parts = [
-        f"model: {made.model['parameters'] / 1e9:.3g}B parameters, {made.model['trained'] / 1e9:.3g}B trained, "
-        f"{made.model['cache bytes a token'] / 1024:.0f} KiB of keys and values a token",
-        f"learner, GiB on each of {made.limit_gib:.1f}: {made.learner_total_gib:.2f}",
+        f"model: {_count(made.model['parameters'])} parameters, {_count(made.model['trained'])} trained, "
+        f"{_size(made.model['cache bytes a token'])} of keys and values a token",
+        f"learner, on each of {_gib(made.limit_gib)}: {_gib(made.learner_total_gib)}",
         *_lines(made.learner_gib),
     ]
     if made.engine_gib:
-        parts += [f"engine, GiB on each of {made.limit_gib:.1f}: {made.engine_total_gib:.2f}", *_lines(made.engine_gib)]
+        parts += [f"engine, on each of {_gib(made.limit_gib)}: {_gib(made.engine_total_gib)}", *_lines(made.engine_gib)]
     if made.host_gib:
-        parts.append(f"CPU memory for each learner process: {made.host_gib:.0f} GiB")
+        parts.append(f"CPU memory for each learner process: {_gib(made.host_gib)}")
     speed, step, sandboxes, run = made.tokens_per_s, made.step_s, made.sandboxes, made.run
     return "\n".join(
         [
@@ -50,12 +50,40 @@ def _text(made: Plan) -> str:
             f"learner {speed['learner']:,.0f} tokens/s, engine {speed['engine']:,.0f} sampled tokens/s",
             f"step {step['step']:,.0f} s: learner {step['learner']:,.0f} s, rollout {step['rollout']:,.0f} s",
             f"sandboxes: {sandboxes['alive']:,.0f} at once, {sandboxes['cores']:,.0f} cores, "
-            f"{sandboxes['memory_gib']:,.0f} GiB of memory, {sandboxes['disk_gib']:,.0f} GiB of disk",
-            f"run: {run['steps']:,.0f} steps, {run['days']:.2f} days, {run['gpu_hours']:,.0f} GPU-hours, "
+            f"{_gib(sandboxes['memory_gib'])} of memory, {_gib(sandboxes['disk_gib'])} of disk",
+            f"run: {run['steps']:,.0f} steps, {_time(run['days'])}, {run['gpu_hours']:,.0f} GPU-hours, "
             f"{run['usd']:,.0f} USD",
         ]
     )
 
 
 def _lines(parts: Mapping[str, float]) -> list[str]:
-    return [f"  {name}: {size:.2f}" for name, size in parts.items() if size >= 0.005]
+    return [f"  {name}: {_gib(size)}" for name, size in parts.items() if size]
+
+
+def _count(number: float) -> str:
+    """A number of parameters, in the unit that suits it."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= unit:
+            return f"{number / unit:.3g}{name}"
+    return f"{number:.0f}"
+
+
+def _size(size: float) -> str:
+    """Bytes, in the unit that suits them."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            number = size / unit
+            return f"{number:,.0f} {name}" if number >= 100 else f"{number:.3g} {name}"
+    return f"{size:.0f} B"
+
+
+def _gib(size: float) -> str:
+    return _size(size * (1 << 30))
+
+
+def _time(days: float) -> str:
+    for unit, name in ((1.0, "days"), (1 / 24, "hours")):
+        if days >= unit:
+            return f"{days / unit:.3g} {name}"
+    return f"{days * 1440:.0f} minutes"

@@ -59,8 +59,14 @@ def plan_recipe(recipe: Recipe) -> Plan:
 
 def remedies(recipe: Recipe) -> list[str]:
     """Settings each of which makes the recipe fit, in the order in which they cost the least; empty where none does."""
-    found = []
-    for changes in _changes(recipe):
+    found: list[str] = []
+    tree = recipe.model_dump(mode="json")
+    tried: list[dict[str, Any]] = []
+    for offered in _changes(recipe):
+        changes = {key: value for key, value in offered.items() if _value(tree, key) != value}
+        if not changes or changes in tried:
+            continue
+        tried.append(changes)
         try:
             changed = _with(recipe, changes)
         except ConfigError:
@@ -167,6 +173,14 @@ def _changes(recipe: Recipe) -> Iterator[dict[str, Any]]:
         "rollout.max_turn_tokens": min(half, rollout.max_turn_tokens),
         "training.tokens_per_microbatch": min(half, training.tokens_per_microbatch),
     }
+
+
+def _value(tree: Mapping[str, Any], key: str) -> Any:
+    """What a setting is now."""
+    node: Any = tree
+    for part in key.split("."):
+        node = node[part]
+    return node
 
 
 def _with(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

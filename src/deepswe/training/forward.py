@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from deepswe.algorithms.packing import MicroBatch
 from deepswe.errors import TrainingError
-from deepswe.training.forward_head import is_plain, score_by_head
+from deepswe.training.forward_head import Chunks, every_chunk, is_plain, score_by_head
 from deepswe.training.forward_tree import tree_states
 
 LOGITS_PER_CHUNK = 1 << 25
@@ -60,6 +60,7 @@ class TokenScorer:
     instead. The model stays in its mode; call `eval()` for a policy without dropout.
 
     Attributes:
+        chunks: which chunks of a plain head are computed; the planner leaves out those that cost what others do.
         run: what a call runs; `forward`, unless the one who shards the model has put a wrapper around it.
     """
 
@@ -89,6 +90,7 @@ class TokenScorer:
         self.bfloat16 = bfloat16
         self._values = values
         self._entropy_gradient = entropy_gradient
+        self.chunks: Chunks = every_chunk
         self._head = _output_embeddings(model)
         self._decoder = _decoder(model) if (composes(model) if composed is None else composed) else None
         self.run: Callable[[MicroBatch], tuple[Tensor, Tensor, Tensor | None]] = self.forward
@@ -139,7 +141,9 @@ class TokenScorer:
         if len(targets_N) <= rows:
             return self._score_chunk(hidden_NH, targets_N)
         if is_plain(self._head) and not self._entropy_gradient:
-            return score_by_head(self._head, hidden_NH, targets_N, temperature=self.temperature, rows=rows)
+            return score_by_head(
+                self._head, hidden_NH, targets_N, temperature=self.temperature, rows=rows, chunks=self.chunks
+            )
         parts: list[tuple[Tensor, Tensor]] = [
             checkpoint(self._score_chunk, hidden, targets, use_reentrant=False)
             for hidden, targets in zip(torch.split(hidden_NH, rows), torch.split(targets_N, rows), strict=True)

@@ -11,10 +11,19 @@ so it costs one product of matrices more than autograd would (four in place of t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+Chunks = Callable[[int, int], Iterable[int]]
+"""(tokens, rows of a chunk) -> where each chunk begins that is computed."""
+
+
+def every_chunk(count: int, rows: int) -> Iterable[int]:
+    """All of them."""
+    return range(0, count, rows)
 
 
 def is_plain(head: nn.Module) -> bool:
@@ -23,7 +32,13 @@ def is_plain(head: nn.Module) -> bool:
 
 
 def score_by_head(
-    head: nn.Module, hidden_NH: Tensor, targets_N: Tensor, *, temperature: float, rows: int
+    head: nn.Module,
+    hidden_NH: Tensor,
+    targets_N: Tensor,
+    *,
+    temperature: float,
+    rows: int,
+    chunks: Chunks = every_chunk,
 ) -> tuple[Tensor, Tensor]:
     """(log-probs of the targets with gradient, entropies in nats without), both at least in float32.
 
@@ -33,12 +48,13 @@ def score_by_head(
         targets_N: ids.
         temperature: the logits are divided by it.
         rows: logits of at most so many tokens exist at once.
+        chunks: which are computed; others than all only where memory is counted, not numbers.
     """
     weight_VH = head.weight
     assert isinstance(weight_VH, Tensor)
     kind = hidden_NH.device.type
     narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight_VH.dtype
-    logp_N, entropy_N = _Score.apply(hidden_NH, weight_VH, targets_N, temperature, rows, narrow)  # type: ignore[no-untyped-call]
+    logp_N, entropy_N = _Score.apply(hidden_NH, weight_VH, targets_N, temperature, rows, narrow, chunks)  # type: ignore[no-untyped-call]
     return logp_N, entropy_N
 
 
@@ -54,6 +70,7 @@ class _Score(torch.autograd.Function):
         temperature: float,
         rows: int,
         narrow: torch.dtype,
+        chunks: Chunks,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if narrow == torch.float64 else torch.float32
         count = len(targets_N)
@@ -61,30 +78,30 @@ class _Score(torch.autograd.Function):
         entropy_N, top_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
         matrix_VH = weight_VH.to(narrow)
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            for first in range(0, count, rows):
+            for first in chunks(count, rows):
                 part = slice(first, min(first + rows, count))
                 logits_RV = _logits(hidden_NH[part], matrix_VH, temperature, wide)
                 top_N[part] = logits_RV.logsumexp(-1)
                 logp_N[part] = logits_RV.gather(1, targets_N[part, None])[:, 0] - top_N[part]
                 entropy_N[part] = _entropy(logits_RV, top_N[part])
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, top_N)
-        ctx.settings = (temperature, rows, narrow, wide)
+        ctx.settings = (temperature, rows, narrow, wide, chunks)
         ctx.mark_non_differentiable(entropy_N)
         return logp_N, entropy_N
 
     @staticmethod
     def backward(
         ctx: Any, by_logp_N: Tensor, by_entropy_N: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         hidden_NH, weight_VH, targets_N, top_N = ctx.saved_tensors
-        temperature, rows, narrow, wide = ctx.settings
+        temperature, rows, narrow, wide, chunks = ctx.settings
         matrix_VH = weight_VH.to(narrow)
         by_hidden_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
         by_weight_VH = (
             torch.zeros(weight_VH.shape, dtype=wide, device=weight_VH.device) if ctx.needs_input_grad[1] else None
         )
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            for first in range(0, len(targets_N), rows):
+            for first in chunks(len(targets_N), rows):
                 part = slice(first, min(first + rows, len(targets_N)))
                 by_RV = _logits(hidden_NH[part], matrix_VH, temperature, wide)
                 by_RV.sub_(top_N[part, None]).exp_().neg_()
@@ -96,7 +113,7 @@ class _Score(torch.autograd.Function):
                 if by_weight_VH is not None:
                     _add_product(by_weight_VH, narrow_RV, hidden_NH[part].to(narrow))
         given = None if by_weight_VH is None else by_weight_VH.to(weight_VH.dtype)
-        return by_hidden_NH, given, None, None, None, None
+        return by_hidden_NH, given, None, None, None, None, None
 
 
 def _logits(hidden_RH: Tensor, matrix_VH: Tensor, temperature: float, wide: torch.dtype) -> Tensor:

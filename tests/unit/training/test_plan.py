@@ -115,3 +115,11 @@ def test_more_cores_train_more_tokens():
     assert two == pytest.approx(2 * one)
     assert one < CPU_CORE.tflops * 1e12 / flops_per_token(facts, 10)
     assert torch.get_num_threads() == 1
+
+
+def test_the_chunks_that_are_left_out_change_no_figure(monkeypatch):
+    assert plan_trace.unlike_chunks(10, 3) == [0, 3, 9]
+    wide = small(layers=1, vocab_size=1 << 18)
+    few = step_memory(wide, rows=1, length=900, recompute=False, autocast=False)
+    monkeypatch.setattr(plan_trace, "unlike_chunks", lambda count, rows: range(0, count, rows))
+    assert step_memory(wide, rows=1, length=900, recompute=False, autocast=False) == few
