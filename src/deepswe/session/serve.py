@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ START_S = 1800.0
 """A large model takes minutes to load and to compile."""
 STOP_S = 20.0
 LOOK_S = 0.5
+_ERROR = re.compile(r"\b[A-Za-z]+(Error|Exception): .+")
 
 
 def server_arguments(recipe: Recipe, model: str, *, host: str, port: int) -> tuple[str, ...]:
@@ -189,5 +191,7 @@ def _check_alive(address: str, process: asyncio.subprocess.Process, log: Path) -
 
 
 def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "its last words: " + " | ".join(line.strip() for line in lines[-4:] if line.strip())[:600]
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    # The process that answers only says that another one failed; what failed was said before.
+    errors = list(dict.fromkeys(found[0] for line in lines if (found := _ERROR.search(line))))
+    return "its last words: " + " | ".join(errors[:2] or lines[-4:])[:600]
