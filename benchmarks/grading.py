@@ -2,11 +2,13 @@
 
 For each task its hidden tests run on the bug and on the original code, as they do for every bug that is tried while
 tasks are made: in a fork of a server that has imported what they import (`WarmBench`), and in a new interpreter
-(`Bench`). The two take turns. The start of the fork server counts, with the one run that tells it what to import.
+(`Bench`). The two take turns. The server starts once an environment, with one run that tells it what to import; that
+is told apart.
 Attempts are graded in another way: each in a sandbox and an interpreter of its own, since nothing that was alive before
 a submission may touch its verdict. Prints one JSON object as its last line:
 
-- `ours`, `peer`: seconds of CPU of all runs; `ratio`; `median_ratio`: over the pairs, without starts; `repeats`: pairs
+- `ours`, `peer`: seconds of CPU of all runs; `ratio`, `median_ratio`: over the pairs; `repeats`: pairs
+- `start`: seconds of CPU of each server's start; `ratio_with_starts`
 - `equal`: pairs with the same verdict and the same status of every test of the task
 - `by_repository`: ratios
 
@@ -90,12 +92,13 @@ def main() -> int:
     cache = LayerCache.default()
     found = {name: run_repository(name, 3 if arguments.quick else arguments.tasks, cache) for name in chosen}
     pairs = [pair for made, _ in found.values() for pair in made]
-    ours = sum(pair.ours for pair in pairs) + sum(once for _, once in found.values())
+    ours = sum(pair.ours for pair in pairs)
     peer = sum(pair.peer for pair in pairs)
     result: dict[str, Any] = {
         "ours": ours,
         "peer": peer,
         "ratio": peer / ours,
+        "ratio_with_starts": peer / (ours + sum(once for _, once in found.values())),
         "median_ratio": statistics.median(pair.peer / pair.ours for pair in pairs),
         "repeats": len(pairs),
         "equal": sum(pair.equal for pair in pairs),
