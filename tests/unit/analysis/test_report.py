@@ -203,7 +203,7 @@ def test_opening_tokens_are_decoded_with_the_tokenizer_of_the_newest_checkpoint(
     _, text = read(write_report(tmp_path))
     assert "<new issue>" in text
     (model / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(RunError, match=r"analysis\.tokenizer"):
+    with pytest.raises(RunError, match=r"model.tokenizer\.json is no tokenizer"):
         write_report(tmp_path)
 
 
