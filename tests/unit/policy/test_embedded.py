@@ -5,7 +5,15 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from deepswe.errors import PolicyError
 from deepswe.policy.base import Completion, Policy, Sampling
@@ -579,3 +587,55 @@ def test_unsupported_architecture_is_refused_when_opened() -> None:
     lm.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(PolicyError, match="linear_attention"):
         EmbeddedPolicy(lm)
+
+
+def test_prompt_longer_than_a_pass_is_computed_beside_turns_in_flight() -> None:
+    lm = tiny(max_position_embeddings=4096)
+    streams = {"long": prompt(1, 2300), "short": prompt(2, 20)}
+
+    async def run(policy: EmbeddedPolicy) -> list[Completion]:
+        calls = [
+            policy.generate(name, stream, sampling(6, stop=NEVER), timeout_s=60) for name, stream in streams.items()
+        ]
+        return await asyncio.gather(*calls)
+
+    with EmbeddedPolicy(lm) as policy:
+        completions = asyncio.run(run(policy))
+    for stream, completion in zip(streams.values(), completions, strict=True):
+        assert_close(completion.logprobs, reference(lm, stream, completion), 1e-3)
+
+
+def test_attempt_goes_on_when_the_one_whose_prompt_it_was_to_share_is_cancelled() -> None:
+    lm = tiny(max_position_embeddings=4096)
+    widths: list[int] = []
+    lm.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    head = prompt(1, 2300)
+
+    async def run(policy: EmbeddedPolicy) -> Completion:
+        first = asyncio.ensure_future(policy.generate("a", [*head, 1], sampling(8), timeout_s=60))
+        second = asyncio.ensure_future(policy.generate("b", [*head, 2], sampling(4, stop=NEVER), timeout_s=60))
+        while not widths:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        first.cancel()
+        return await second
+
+    with EmbeddedPolicy(lm) as policy:
+        widths.clear()
+        completion = asyncio.run(run(policy))
+    assert_close(completion.logprobs, reference(lm, [*head, 2], completion), 1e-3)
+
+
+def test_models_of_the_llama_family_run_without_their_own_forward_pass() -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 12, "initializer_range": 0.3}
+    lm = LlamaForCausalLM(LlamaConfig(**sizes, **heads)).eval()
+    with EmbeddedPolicy(lm) as policy:
+        lm.model.register_forward_pre_hook(lambda *_: pytest.fail("the model's own forward ran"))
+        records = asyncio.run(play_all(policy, 6))
+    lm.model._forward_pre_hooks.clear()
+    for record in records:
+        for stream, completion in record:
+            assert_close(completion.logprobs, reference(lm, stream, completion))
