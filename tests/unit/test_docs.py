@@ -67,6 +67,10 @@ def commands_in(name: str) -> set[str]:
     return {line.split("#")[0].strip() for line in [*lines, *re.findall(r"`([^`\n]+)`", text)]}
 
 
+OF_ITSELF = ("--help", "--install-completion", "--show-completion")
+"""Options of `deepswe` without a command."""
+
+
 def deepswe_commands() -> dict[tuple[str, ...], typer.core.TyperCommand]:
     """Every command and its parser."""
     from deepswe.cli.app import build_app
@@ -87,6 +91,8 @@ def deepswe_commands() -> dict[tuple[str, ...], typer.core.TyperCommand]:
 
 
 def check_command(words: list[str], commands: dict[tuple[str, ...], typer.core.TyperCommand]) -> None:
+    if words[0] in OF_ITSELF:
+        return
     path = next((key for key in commands if tuple(words[: len(key)]) == key), None)
     assert path is not None, f"there is no command deepswe {' '.join(words)}"
     options = {option for parameter in commands[path].params for option in parameter.opts}
