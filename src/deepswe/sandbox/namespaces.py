@@ -1,6 +1,7 @@
-"""The embedded backend: Linux namespaces through bubblewrap, an overlay on a bounded tmpfs, one resident server.
+"""The embedded backend: Linux namespaces as bubblewrap makes them, an overlay on a bounded tmpfs, one resident server.
 
-`view` says what a sandbox sees, `launching` starts it, `server` runs its commands, `cgroups` and `seccomp` bound it.
+`view` says what a sandbox sees, `launching` starts it, `walls` or bubblewrap itself closes it, `server` runs its
+commands, `cgroups` and `seccomp` bound it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from deepswe.sandbox.journal import (
     read_records,
     reap_directories,
 )
+from deepswe.sandbox.launcher import BUBBLEWRAP, FORKED
 from deepswe.sandbox.launching import LAUNCHER_GONE, Launcher, explain_refusal
 from deepswe.sandbox.served import GRACE_S, SECOND_LOOK_S, Answer, ServedSandbox, Wire
 from deepswe.sandbox.view import disk_mib, environment, prepare_host, view
@@ -116,8 +118,12 @@ class _Life:
 class Backend:
     """Starts and ends sandboxes. One per pool."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, way: str = FORKED) -> None:
         """Prepare `directory` (empty, ours) and start the launcher.
+
+        Args:
+            directory: for what sandboxes share.
+            way: how the launcher starts them; by bubblewrap wherever the other does not work.
 
         Raises:
             SandboxUnavailable: this machine cannot run the backend.
@@ -125,7 +131,7 @@ class Backend:
         self._host = prepare_host(directory)
         self._cgroups = Cgroups()
         self._cgroups.reap()
-        self._launcher = Launcher(self._host)
+        self._launcher = Launcher(self._host, way)
         self._journal = Journal(directory / FILE)
         self._lives: dict[str, _Life] = {}
 
@@ -168,6 +174,7 @@ class Backend:
             "cpus": "none",
             "disk_mib": f"tmpfs of {disk_mib(spec.limits)} MiB",
             "output_bytes": "server",
+            "walls": self._launcher.way,
             **self._cgroups.enforced(),
         }
         return BubblewrapSandbox(name, spec, enforced, self._launcher, stream.wire, ended)
@@ -228,7 +235,7 @@ class Backend:
 
 def open_backend(config: SandboxConfig, run: str, directory: Path) -> Backend:
     """See `deepswe.sandbox.backends`."""
-    return Backend(directory)
+    return Backend(directory, BUBBLEWRAP if config.walls == "bubblewrap" else FORKED)
 
 
 async def list_sandboxes(config: SandboxConfig) -> list[SandboxRecord]:
