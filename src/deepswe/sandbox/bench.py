@@ -217,17 +217,21 @@ async def _alive(progress: Progress, number: int) -> tuple[float, int, float]:
 def descendants(pid: int) -> list[int]:
     """Processes that a process started, and those that these started."""
     found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started."""
     try:
-        children = [
+        return [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
         ]
     except OSError:
         return []
-    for child in children:
-        found += [child, *descendants(child)]
-    return found
 
 
 def _is_in_sandbox(pid: int) -> bool:

@@ -114,7 +114,8 @@ def test_cancellation_at_any_moment_leaves_nothing():
             async with asyncio.timeout(20):
                 while pool._backend._lives:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
-            assert not processes(f"{pool._directory}/server.pyc") + processes(f"deepswe-sandbox-server {pool._directory}")
+            for mark in (f"{pool._directory}/server.pyc", f"deepswe-sandbox-server {pool._directory}"):
+                assert not processes(mark)
             async with asyncio.timeout(20):
                 await asyncio.gather(*(life() for _ in range(8)))
             directory = pool._directory
