@@ -208,6 +208,7 @@ def become_server(builder: Builder, request: dict[str, Any], control: int, error
         directories = dict(request["directories"])
         builder.enter(launcher, request["cgroups"], request["options"], directories, walls.read_steps(request["view"]))
         change_title(f"{TITLE} {os.path.dirname(builder.upper)}/".encode())
+        import_nothing_more()
         if request["op"] == "start":
             server.serve(request["limits"])
         os._exit(0)
@@ -250,6 +251,13 @@ def default_signals() -> None:
     """Signals as a program expects them; what the launcher ignores, its sandboxes' commands must not."""
     for name in IGNORED:
         signal.signal(name, signal.SIG_DFL)
+
+
+def import_nothing_more() -> None:
+    """What would be found on the path now are the sandbox's files; all that the server needs is loaded."""
+    for places in (sys.path, sys.path_hooks, sys.meta_path):
+        places.clear()
+    sys.path_importer_cache.clear()
 
 
 def change_title(title: bytes) -> None:

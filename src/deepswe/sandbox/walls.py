@@ -85,29 +85,21 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     Raises:
         NotKnown: an option is not known, or one of those that make a sandbox safe is missing.
     """
-    switches: set[str] = set()
-    values: dict[str, str] = {}
-    steps: list[Step] = []
-    rest = list(arguments)
-    while rest:
-        option = rest.pop(0)
-        if option in _SWITCHES:
-            switches.add(option)
-        elif option in _VALUES:
-            values[option] = rest.pop(0)
-        elif option in _MOUNTS:
-            count = _MOUNTS[option]
-            steps.append((option, tuple(rest[:count])))
-            del rest[:count]
-        else:
-            raise NotKnown(f"bubblewrap's option {option!r} is not known")
-    missing = sorted((_SWITCHES - switches) | (set(_VALUES) - set(values)))
+    counts = {**dict.fromkeys(_SWITCHES, 0), **dict.fromkeys(_VALUES, 1), **_MOUNTS}
+    options = _split(arguments, counts)
+    values = {option: words[0] for option, words in options if option in _VALUES}
+    missing = sorted((_SWITCHES | set(_VALUES)) - {option for option, _ in options})
     if missing:
         raise NotKnown(f"bubblewrap's options {missing} are not asked for")
     odd = [option for option, only in _VALUES.items() if only is not None and values[option] != only]
     if odd:
         raise NotKnown(f"of bubblewrap's options {odd} the value is not known")
-    return Plan(int(values["--uid"]), int(values["--gid"]), values["--hostname"], tuple(steps))
+    return Plan(
+        int(values["--uid"]),
+        int(values["--gid"]),
+        values["--hostname"],
+        tuple(step for step in options if step[0] in _MOUNTS),
+    )
 
 
 def read_steps(arguments: Sequence[str]) -> tuple[Step, ...]:
@@ -116,15 +108,20 @@ def read_steps(arguments: Sequence[str]) -> tuple[Step, ...]:
     Raises:
         NotKnown: one of them is none of these.
     """
-    steps: list[Step] = []
-    rest = list(arguments)
-    while rest:
-        option = rest.pop(0)
-        if option not in _MOUNTS:
-            raise NotKnown(f"bubblewrap's option {option!r} is not known")
-        steps.append((option, tuple(rest[: _MOUNTS[option]])))
-        del rest[: _MOUNTS[option]]
-    return tuple(steps)
+    return _split(arguments, _MOUNTS)
+
+
+def _split(arguments: Sequence[str], counts: Mapping[str, int]) -> tuple[Step, ...]:
+    """Options with their values; `counts` tells how many each has."""
+    options: list[Step] = []
+    at = 0
+    while at < len(arguments):
+        option = arguments[at]
+        if option not in counts or at + counts[option] >= len(arguments):
+            raise NotKnown(f"bubblewrap's option {option!r} is not known, or lacks values")
+        options.append((option, tuple(arguments[at + 1 : at + 1 + counts[option]])))
+        at += 1 + counts[option]
+    return tuple(options)
 
 
 class Template:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -146,6 +148,48 @@ def test_the_server_holds_its_wire_and_pipes_alone(seen, walls):
 def test_the_environment_is_the_sandboxs_own(seen, walls):
     names = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "SANDBOX_CALL"}
     assert set(seen[walls]["environment"]) - {"LC_CTYPE"} == names
+
+
+LATE = """
+import asyncio, json, os, sys
+from deepswe.config import SandboxConfig
+from deepswe.sandbox import seccomp, syscalls
+from deepswe.sandbox.base import SandboxSpec
+from deepswe.sandbox.pool import SandboxPool
+rules = seccomp._instruction(0x20, 0)
+for name in sys.argv[1:]:
+    rules += seccomp._refuse({"mount_setattr": 442, "close_range": 436}[name], 38)
+if sys.argv[1:]:
+    syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+    syscalls.filter_calls(rules + seccomp._instruction(0x06, 0x7FFF0000))
+async def main():
+    async with SandboxPool(SandboxConfig(), run="tests") as pool, pool.open(SandboxSpec()) as sandbox:
+        script = "grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | cut -f 2 | sort -u; ls /proc/1/root/"
+        result = await sandbox.exec(["sh", "-c", script], timeout_s=20)
+        print(json.dumps([sandbox.enforced["walls"], result.stdout.decode().split(), os.getuid()]))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("lacking", ["mount_setattr", "close_range"])
+def test_bubblewrap_starts_the_sandbox_where_a_call_of_the_kernel_is_missing(lacking):
+    command = [sys.executable, "-c", LATE, lacking]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    walls, seen, _ = json.loads(done.stdout)
+    assert walls.startswith("bubblewrap (")
+    assert "Function not implemented" in walls
+    assert seen[:3] == ["0000000000000000", "1", "2"]
+
+
+def test_a_plain_user_gets_the_same_walls(plain_user):
+    command, _ = plain_user
+    done = subprocess.run([*command, "-c", LATE], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    walls, seen, uid = json.loads(done.stdout)
+    assert walls == "forked"
+    assert seen == ["0000000000000000", "1", "2"]
+    assert uid != 0
 
 
 def test_both_ways_show_the_same_view(seen):
