@@ -286,15 +286,15 @@ def choose(message: dict[str, Any]) -> tuple[Host, str]:
         template = walls.Template(plan, host.template, host.upper)
         builder = Builder(plan, template, host.upper, host.root, rules, os.getuid(), os.getgid())
         forked = host._replace(builder=builder)
-        return (forked, "") if not (words := attempt(forked)) else (host, words)
+        return (forked, "") if not (words := attempt(forked, message["cgroups"])) else (host, words)
     except (OSError, walls.NotKnown) as error:
         return host, str(error)
 
 
-def attempt(host: Host) -> str:
-    """Start a sandbox that ends at once; why that failed, or nothing."""
+def attempt(host: Host, cgroups: list[str]) -> str:
+    """Start a sandbox in some control groups that ends at once; why that failed, or nothing."""
     errors = os.memfd_create("stderr")
-    request: dict[str, Any] = {"op": "try", "cgroups": [], "view": [], "options": "mode=755,size=1m", "limits": []}
+    request: dict[str, Any] = {"op": "try", "cgroups": cgroups, "view": [], "options": "mode=755,size=1m", "limits": []}
     request["directories"] = [("tmp", 0o1777), ("home", 0o755), ("shm", 0o1777)]
     try:
         _, status = os.waitpid(spawn(host, request, errors, errors), 0)

@@ -26,12 +26,13 @@ FOR_EVER_S = 1e9
 class Launcher:
     """The supervisor's side of the launcher process. Belongs to one pool."""
 
-    def __init__(self, host: Host, way: str = launcher_program.FORKED) -> None:
+    def __init__(self, host: Host, way: str = launcher_program.FORKED, group: Group | None = None) -> None:
         """Start the process and wait (some 50 ms) until it has its namespaces.
 
         Args:
             host: what the sandboxes share.
             way: how to start them, if it works here.
+            group: an empty control group, to find out whether that works.
 
         Raises:
             SandboxUnavailable: this machine does not allow them.
@@ -57,7 +58,8 @@ class Launcher:
             )
         ours.settimeout(20)
         try:
-            ours.sendall(json.dumps({"way": way, "host": _shared(host)}).encode())
+            trial = list(group.entrances) if group else []
+            ours.sendall(json.dumps({"way": way, "host": _shared(host), "cgroups": trial}).encode())
             answer = json.loads(ours.recv(launcher_program.MESSAGE_BYTES) or b"{}")
         except (TimeoutError, ConnectionError):
             answer = {}

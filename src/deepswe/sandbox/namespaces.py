@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepswe.config import SandboxConfig
-from deepswe.errors import SandboxDied, SandboxStartError, SandboxUnsupported
+from deepswe.errors import SandboxDied, SandboxStartError, SandboxUnavailable, SandboxUnsupported
 from deepswe.sandbox.base import EXPIRES, Limits, SandboxRecord, SandboxSpec
 from deepswe.sandbox.cgroups import Cgroups, Group
 from deepswe.sandbox.journal import (
@@ -131,9 +131,23 @@ class Backend:
         self._host = prepare_host(directory)
         self._cgroups = Cgroups()
         self._cgroups.reap()
-        self._launcher = Launcher(self._host, way)
+        self._launcher = self._open_launcher(way)
         self._journal = Journal(directory / FILE)
         self._lives: dict[str, _Life] = {}
+
+    def _open_launcher(self, way: str) -> Launcher:
+        """The launcher, which tries its way in a control group as sandboxes have it; that is free again afterwards."""
+        limits = Limits()
+        try:
+            group = self._cgroups.take(limits)
+        except OSError:  # every start will say so
+            return Launcher(self._host, way)
+        self._cgroups.give(group, limits)
+        try:
+            return Launcher(self._host, way, group)
+        except SandboxUnavailable:
+            self._cgroups.clear()
+            raise
 
     async def start(self, name: str, spec: SandboxSpec, timeout_s: float) -> BubblewrapSandbox:
         """Start one sandbox. However this ends, what is not returned is ended too.
