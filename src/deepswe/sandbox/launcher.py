@@ -286,9 +286,14 @@ def choose(message: dict[str, Any]) -> tuple[Host, str]:
         template = walls.Template(plan, host.template, host.upper)
         builder = Builder(plan, template, host.upper, host.root, rules, os.getuid(), os.getgid())
         forked = host._replace(builder=builder)
-        return (forked, "") if not (words := attempt(forked, message["cgroups"])) else (host, words)
+        words = attempt(forked, message["cgroups"])
     except (OSError, walls.NotKnown) as error:
-        return host, str(error)
+        words = str(error)
+    if not words:
+        return forked, ""
+    with contextlib.suppress(OSError):
+        syscalls.unmount(host.template)
+    return host, words
 
 
 def attempt(host: Host, cgroups: list[str]) -> str:

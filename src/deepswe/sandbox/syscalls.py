@@ -73,6 +73,11 @@ def mount(source: str, target: str, kind: str, flags: int, options: str) -> None
     _check(_libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options)), f"mount {kind} on {target}")
 
 
+def unmount(target: str) -> None:
+    """umount2(2), at once for all who come later."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"umount2 {target}")
+
+
 def copy_tree(source: str) -> int:
     """A copy of a directory's mount and all mounts below, attached nowhere (open_tree(2)); its descriptor."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | AT_RECURSIVE
@@ -106,7 +111,7 @@ def enter_root(root: int) -> None:
     """Make the mount at a descriptor the root, and let go of all that was mounted before; see pivot_root(2)."""
     os.fchdir(root)
     _call("pivot_root", _numbers()["pivot_root"], b".", b".")
-    _check(_libc.umount2(b".", MNT_DETACH), "umount2")
+    unmount(".")
     os.chdir("/")
 
 
