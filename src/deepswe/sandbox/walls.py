@@ -237,6 +237,8 @@ class View:
             above = self.directory(posixpath.dirname(path))
         try:
             os.mkdir(posixpath.basename(path), 0o755, dir_fd=above)
+        except OSError as error:
+            raise OSError(error.errno, f"cannot make {path} in the sandbox: {error.strerror}") from error
         finally:
             os.close(above)
         return syscalls.open_inside(self.root, path)
