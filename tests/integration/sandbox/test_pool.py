@@ -160,7 +160,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(tmp_path):
                 (SandboxSpec(workdir="/proc/x"), "'/proc/x' cannot be a directory"),
                 (
                     SandboxSpec(layers=(Layer(tmp_path, "/usr/no/such"),)),
-                    "cannot make /usr/no in the sandbox: Read-only",
+                    "cannot make /usr/no in the sandbox",
                 ),
             ]:
                 with pytest.raises(SandboxStartError, match=words):
