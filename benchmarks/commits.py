@@ -23,6 +23,7 @@ import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 import tempfile
 import time
@@ -102,4 +103,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())

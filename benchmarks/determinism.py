@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from deepswe.rollout.store import TrajectoryStore, dump_trajectory
+from deepswe.rollout.record import dump_trajectory
+from deepswe.rollout.store import TrajectoryStore
 from deepswe.training.metrics import read_rows
 
 RECIPE = """
@@ -114,4 +116,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())

@@ -32,6 +32,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from deepswe.rollout.frames import count_frames
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending
 
@@ -81,12 +82,11 @@ def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
     return json.loads(said.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def kill_at(process: subprocess.Popen[str], run: Path, lines: int) -> int:
+def kill_at(process: subprocess.Popen[str], run: Path, records: int) -> int:
     """SIGKILL as soon as so many attempts are recorded; returns how many there were."""
     while process.poll() is None:
-        parts = list((run / "trajectories").glob("*.partial.jsonl"))
-        there = sum(part.read_bytes().count(b"\n") for part in parts)
-        if there >= lines:
+        there = sum(count_frames(part)[0] for part in (run / "trajectories").glob("*.partial.zst"))
+        if there >= records:
             process.send_signal(signal.SIGKILL)
             process.wait()
             return there
@@ -156,4 +156,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())

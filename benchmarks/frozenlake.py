@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,8 +56,11 @@ QUICK = Plan(
 )
 
 
-def run_seed(plan: Plan, seed: int, directory: Path) -> dict[str, Any]:
-    """One run and its figures."""
+Running = list[subprocess.Popen[bytes]]
+
+
+def run_seed(plan: Plan, seed: int, directory: Path, running: Running) -> dict[str, Any]:
+    """One run, which is among `running`, and its figures."""
     started = time.time()
     command = [
         *(str(Path(sys.executable).with_name("deepswe")), "train", str(RECIPE)),
@@ -64,7 +68,10 @@ def run_seed(plan: Plan, seed: int, directory: Path) -> dict[str, Any]:
         *(f"training.steps={plan.reach_steps + plan.stay_steps}", f"evaluation.every={plan.every}"),
         *plan.overrides,
     ]
-    subprocess.run(command, check=True, stdout=sys.stderr)
+    with subprocess.Popen(command, stdout=sys.stderr) as process:
+        running.append(process)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
     lines = (directory / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if row["kind"] == "evaluation"]
     before, later = rows[0]["pass_at_1"], rows[1:]
@@ -104,15 +111,26 @@ def main() -> int:
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else FULL
     seeds = tuple(arguments.seeds or plan.seeds)
+    running: Running = []
     with (
         tempfile.TemporaryDirectory(prefix="frozenlake-") as directory,
         ThreadPoolExecutor(arguments.jobs) as pool,
     ):
-        results = list(pool.map(lambda seed: run_seed(plan, seed, Path(directory)), seeds))
+        try:
+            results = list(pool.map(lambda seed: run_seed(plan, seed, Path(directory), running), seeds))
+        except (
+            KeyboardInterrupt,
+            subprocess.CalledProcessError,
+        ):  # an interrupt reaches this thread alone, and the pool waits for the others
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.terminate()
+            raise
     keys = ("success_before", "success_after", "wall_s", "stayed_above")
     print(json.dumps({"seeds": list(seeds), **{key: [result[key] for result in results] for key in keys}}))
     return 0 if all(holds(plan, result) for result in results) else 1
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())

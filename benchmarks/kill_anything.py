@@ -36,6 +36,7 @@ from deepswe.policy.scripted import ByteRenderer
 from deepswe.policy.vllm import VllmPolicy
 from deepswe.progress import Silent
 from deepswe.rollout.flow import Flow
+from deepswe.rollout.frames import count_frames
 from deepswe.rollout.ledger import Ledger
 from deepswe.rollout.scheduler import Scheduler
 from deepswe.rollout.store import TrajectoryStore
@@ -259,11 +260,11 @@ class Run:
         return subprocess.Popen(command, stdout=self.log, stderr=self.log)
 
     def recorded(self) -> int:
-        files = (self.directory / "trajectories").glob("train-*.jsonl")
+        files = (self.directory / "trajectories").glob("train-*.zst")
         total = 0
         for path in files:
             with contextlib.suppress(FileNotFoundError):  # it is committed in this moment
-                total += path.read_bytes().count(b"\n")
+                total += count_frames(path)[0]
         return total
 
     def kill(self, kind: str) -> None:
@@ -386,4 +387,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())

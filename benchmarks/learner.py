@@ -170,6 +170,8 @@ class Turns(TrainerCallback):
             begun = time.process_time()
             self.made[name].append(update())
             self.times[name].append(time.process_time() - begun)
+        took = {name: round(times[-1], 2) for name, times in self.times.items()}
+        print(f"round {len(self.times['trl'])}: seconds of CPU {took}", file=sys.stderr, flush=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and "grad_norm" in logs:
@@ -279,7 +281,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smaller model, shorter attempts, one repeat")
     parser.add_argument("--shape", choices=("small", "smol"), default="small")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scale", type=float, help="lengths of all texts; 0.5, for `smol` 0.1")
+    parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     torch.set_num_threads(1)
@@ -287,7 +290,7 @@ def main() -> int:
         if arguments.quick:
             result = measure(SHAPES["quick"], scale=0.3, repeats=1)
         else:
-            scale = 0.25 if arguments.shape == "smol" else 1.0
+            scale = arguments.scale or (0.1 if arguments.shape == "smol" else 0.5)
             result = measure(SHAPES[arguments.shape], scale=scale, repeats=arguments.repeats)
     print(json.dumps(result))
     fast = all(result["ratio"][name] >= wanted for name, wanted in WANTED.items())

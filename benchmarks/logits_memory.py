@@ -1,8 +1,8 @@
 """Memory of the loss at Qwen3's vocabulary: from hidden states to log-probs of the tokens and back, against autograd's.
 
 The naive loss makes the logits of all tokens, their log-softmax and its gradient. Ours makes them a few rows at a time.
-Each runs in a process of its own; what counts is the peak of its memory over what stood before (hidden states, the
-output matrix and the gradients of both), as the kernel saw it. Prints one JSON object as its last line:
+Each runs in a process of its own; what counts is the peak of its anonymous memory over what stood before (hidden
+states, the output matrix and the gradients of both). Prints one JSON object as its last line:
 
 - `naive_mib`, `ours_mib`, `ratio`: at the same number of tokens
 - `max_abs_difference`: the largest of any log-prob or gradient
@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
+from peak_memory import PeakMemory
 from torch import Tensor, nn
 
 from deepswe.training.forward import LOGITS_PER_CHUNK
@@ -53,15 +52,6 @@ def ours(head: nn.Linear, hidden_NH: Tensor, targets_N: Tensor) -> Tensor:
 SIDES = {"naive": naive, "ours": ours}
 
 
-def peak_mib() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / (1 << 20)
-
-
 def measure(side: str, tokens: int) -> dict[str, Any]:
     """The peak of one side over what stands before; in a process of its own."""
     torch.set_num_threads(1)
@@ -69,10 +59,9 @@ def measure(side: str, tokens: int) -> dict[str, Any]:
     head.weight.grad, hidden_NH.grad = torch.ones_like(head.weight), torch.ones_like(hidden_NH)
     head.weight.grad.zero_()
     hidden_NH.grad.zero_()
-    before = max(resident_mib(), peak_mib())
-    logp_N = SIDES[side](head, hidden_NH, targets_N)
-    logp_N.backward(upstream_N)
-    return {"mib": peak_mib() - before}
+    with PeakMemory() as peak:
+        SIDES[side](head, hidden_NH, targets_N).backward(upstream_N)
+    return {"mib": peak.mib}
 
 
 def difference(tokens: int) -> float:
@@ -105,7 +94,7 @@ def main() -> int:
         return 0
     tokens, more = (2048, []) if arguments.quick else (6144, [16_384, 32_768])
     found = {side: spawned(side, tokens) for side in SIDES}
-    result = {
+    result: dict[str, Any] = {
         "naive_mib": found["naive"],
         "ours_mib": found["ours"],
         "ratio": found["naive"] / found["ours"],

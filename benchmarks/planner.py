@@ -1,7 +1,7 @@
 """What `deepswe plan` reckons against what is measured: peak memory on this CPU, and published figures of GPUs.
 
-Three recipes train two updates each, in processes of their own; their peak memory, as the kernel saw it, over what was
-there before the model is compared with the plan of the same recipe. For GPUs the plan's tokens a second are compared
+Three recipes train two updates each, in processes of their own; the peak of their anonymous memory over what was there
+before the model is compared with the plan of the same recipe. For GPUs the plan's tokens a second are compared
 with figures that others have published. Prints one JSON object as its last line:
 
 - `cases`: for each, `name`, `predicted` and `measured`
@@ -18,13 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
+from peak_memory import PeakMemory
 from transformers import Qwen3ForCausalLM
 
 from deepswe.config import Recipe, build_recipe
@@ -98,12 +97,12 @@ def measured_mib(recipe: Recipe) -> float:
     rollout = recipe.rollout
     config = model_configuration(recipe.model)
     warm_up()
-    before = resident_mib()
     torch.manual_seed(0)
-    learner = Learner(Qwen3ForCausalLM(config), recipe.training, recipe.algorithm, max_tokens=rollout.max_tokens)
-    for _ in range(2):
-        learner.update([make_group(rollout.group_size, rollout.max_tokens, config.vocab_size)])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024 - before
+    with PeakMemory() as peak:
+        learner = Learner(Qwen3ForCausalLM(config), recipe.training, recipe.algorithm, max_tokens=rollout.max_tokens)
+        for _ in range(2):
+            learner.update([make_group(rollout.group_size, rollout.max_tokens, config.vocab_size)])
+    return peak.mib
 
 
 def warm_up() -> None:
@@ -125,11 +124,6 @@ def make_group(size: int, length: int, vocabulary: int) -> list[Trajectory]:
         return Trajectory("task", number, "train", 0, spans, (), Ending.SUBMITTED, Graded(float(number % 2)))
 
     return [attempt(number) for number in range(size)]
-
-
-def resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / (1 << 20)
 
 
 def published(name: str) -> dict[str, Any]:

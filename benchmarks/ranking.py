@@ -18,6 +18,7 @@ import argparse
 import json
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,4 +92,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())

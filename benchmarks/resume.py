@@ -7,6 +7,7 @@ identical to the last digit, no trajectory is lost or counted twice, and nothing
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from deepswe.rollout.frames import count_frames
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.sandbox.owner import PREFIX, is_abandoned
 from deepswe.training.metrics import read_rows
@@ -88,9 +90,13 @@ def finish(recipe: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def recorded(run: Path) -> int:
-    """Lines in all segments, whole or in flight, plus updates of the imitation: how far a run is."""
-    files = [*(run / "trajectories").glob("*.jsonl"), run / "metrics.jsonl"]
-    return sum(path.read_bytes().count(b"\n") for path in files if path.exists())
+    """Records in all segments, whole or in flight, plus updates of the imitation: how far a run is."""
+    total = 0
+    for path in (run / "trajectories").glob("*.zst"):
+        with contextlib.suppress(FileNotFoundError):  # it is committed in this moment
+            total += count_frames(path)[0]
+    metrics = run / "metrics.jsonl"
+    return total + (metrics.read_bytes().count(b"\n") if metrics.exists() else 0)
 
 
 def kill_and_resume(recipe: Path, started: set[int], *, kills: int, total: int, chance: random.Random) -> int:
@@ -174,4 +180,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     main()

@@ -1,13 +1,15 @@
 """Test-time scaling, the whole way: a trained verifier, generated tests, and the choice among 16 candidates.
 
 A policy is trained as `recipes/quickstart.toml` says, with fewer steps of RL (or taken from a run, `--policy`). It
-makes K candidates for each held-out task. A verifier is trained from the policy's weights on its attempts at training
-tasks. A script writes tests from the issues; no hidden test and no solution is looked at. Each candidate is run against
-these and the repository's own tests. Then Best@K of each method stands beside Pass@K, over all subsets or a sample.
+makes K candidates for each held-out task: micro tasks of the recipe, and bundled ones of real repositories, of which it
+has seen none. A verifier is trained from the policy's weights on its attempts at training tasks. A script writes tests
+from the issues; no hidden test and no solution is looked at. Each candidate is run against these and the repository's
+own tests. Then Best@K of each method stands beside Pass@K, over all subsets or a sample.
 
 The last line printed is one JSON object:
 
     tasks, k            held-out tasks, candidates a task
+    bundled             of these, tasks of real repositories: count, pass_at_1 and pass_at_k; tests written for them
     pass_at_1           of one candidate
     pass_at_k           the ceiling: some candidate is right
     ef, eb, hybrid      Best@K of the verifier, of the tests, of both (DeepSWE's rule)
@@ -53,6 +55,9 @@ from deepswe.training.checkpoint import latest
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART, VERIFIER = ROOT / "recipes/quickstart.toml", ROOT / "recipes/verifier.toml"
+BUNDLED = ROOT / "recipes/bundled.toml"
+# What the policy is used to: its prompt, its short turns; room for a real issue and what the tools say.
+USED_TO = ("agent.prompt=brief", "rollout.max_steps=4", "rollout.max_turn_tokens=48", "rollout.max_tokens=1024")
 SCRATCH = ("hidden_size=64", "layers=2", "heads=2", "key_value_heads=2", "intermediate_size=128", "vocabulary=520")
 
 
@@ -63,16 +68,16 @@ class Plan:
     directory: Path
     policy: Path | None
     tasks: int
+    bundled: int
     k: int
     quick: bool
 
-    @property
-    def split(self) -> str:
-        return "train" if self.quick else "heldout"
-
     def recipe(self, name: str, *overrides: str) -> Recipe:
-        here = [f"run.directory={self.directory}", f"run.name={name}"]
-        return load_recipe(QUICKSTART, [*here, *overrides])
+        return load_recipe(QUICKSTART, [f"run.directory={self.directory}", f"run.name={name}", *overrides])
+
+    def bundled_recipe(self, name: str, *overrides: str) -> Recipe:
+        here = (f"run.directory={self.directory}", f"run.name={name}_bundled", f"tasks.limit={self.bundled}")
+        return load_recipe(BUNDLED, [*here, *USED_TO, *overrides])
 
 
 def train_policy(plan: Plan, progress: Progress) -> Path:
@@ -87,9 +92,8 @@ def train_policy(plan: Plan, progress: Progress) -> Path:
     return checkpoint.export
 
 
-def attempt(plan: Plan, name: str, split: str, attempts: int, limit: int, progress: Progress, *settings: str) -> Path:
+def attempt(plan: Plan, recipe: Recipe, split: str, attempts: int, limit: int, progress: Progress) -> Path:
     """A run with attempts in it."""
-    recipe = plan.recipe(name, *settings)
     actor = "reference" if plan.quick else "model"
     run_rollouts(
         recipe,
@@ -100,24 +104,26 @@ def attempt(plan: Plan, name: str, split: str, attempts: int, limit: int, progre
         resume=True,
         progress=progress,
     )
-    return plan.directory / name
+    return plan.directory / recipe.run.name
 
 
-def make_candidates(plan: Plan, progress: Progress) -> tuple[Path, list[str], list[Path]]:
-    """The run that holds the candidates, settings of the verifier's model, and the runs that it learns from."""
+def make_candidates(plan: Plan, progress: Progress) -> tuple[list[Path], list[str], list[Path]]:
+    """The runs that hold the candidates, settings of the verifier's model, and the runs that it learns from."""
     if plan.quick:
         guesses = ("imitation.mistakes=0.65", "tasks.train=24", "tasks.heldout=0", "tasks.unseen=0")
-        lessons = attempt(plan, "lessons", "train", 4, 24, progress, *guesses, "tasks.seed=1")
-        candidates = attempt(plan, "candidates", "train", plan.k, plan.tasks, progress, *guesses)
-        return candidates, [f"model.scratch.{setting}" for setting in SCRATCH], [lessons]
+        lessons = attempt(plan, plan.recipe("lessons", *guesses, "tasks.seed=1"), "train", 4, 24, progress)
+        candidates = attempt(plan, plan.recipe("candidates", *guesses), "train", plan.k, plan.tasks, progress)
+        return [candidates], [f"model.scratch.{setting}" for setting in SCRATCH], [lessons]
     export = train_policy(plan, progress)
     model = f"model.path={export}"
     few = ("tasks.train=1", "tasks.unseen=0")  # a larger set holds the same held-out tasks
-    candidates = attempt(plan, "candidates", "heldout", plan.k, plan.tasks, progress, model, *few)
+    runs = [attempt(plan, plan.recipe("candidates", model, *few), "heldout", plan.k, plan.tasks, progress)]
+    if plan.bundled:
+        runs.append(attempt(plan, plan.bundled_recipe("candidates", model), "train", plan.k, 0, progress))
     if plan.policy is not None:
-        return candidates, [model], [plan.policy]
-    lessons = attempt(plan, "lessons", "train", 4, 200, progress, model, "tasks.train=200", "tasks.unseen=0")
-    return candidates, [model], [plan.directory / "policy", lessons]
+        return runs, [model], [plan.policy]
+    learnt = plan.recipe("lessons", model, "tasks.train=200", "tasks.unseen=0")
+    return runs, [model], [plan.directory / "policy", attempt(plan, learnt, "train", 4, 200, progress)]
 
 
 def score_by_verifier(
@@ -138,17 +144,17 @@ def score_by_verifier(
     return {"examples": trained["train"], "heldout": trained["calibration"], "candidates": scored["calibration"]}
 
 
-def score_by_tests(plan: Plan, loaded: Sequence[Candidate], progress: Progress) -> dict[str, Any]:
+def score_by_tests(
+    plan: Plan, recipe: Recipe, split: str, loaded: Sequence[Candidate], progress: Progress
+) -> dict[str, Any]:
     """Write tests and run the candidates against them."""
-    settings = ("tasks.train=24", "tasks.heldout=0") if plan.quick else ("tasks.train=1",)
-    recipe = plan.recipe("tests", "tasks.unseen=0", *settings)
     out = plan.directory / "tests.jsonl"
     written = generate_tests(
         recipe,
         writer="script",
-        split=plan.split,
+        split=split,
         attempts=1,
-        limit=plan.tasks,
+        limit=len(by_task(loaded)),
         out=out,
         resume=True,
         progress=progress,
@@ -168,6 +174,11 @@ def score_by_tests(plan: Plan, loaded: Sequence[Candidate], progress: Progress) 
         "patches": ran["runs"] + ran["known"],
         "unscored": ran["unscored"],
     }
+
+
+def outcomes(loaded: Sequence[Candidate]) -> dict[str, list[bool]]:
+    """Task -> which of its candidates are right."""
+    return {task: [bool(c.outcome) for c in group if c.outcome is not None] for task, group in by_task(loaded).items()}
 
 
 def choose(plan: Plan, loaded: Sequence[Candidate]) -> tuple[dict[str, Any], bool]:
@@ -191,7 +202,7 @@ def choose(plan: Plan, loaded: Sequence[Candidate]) -> tuple[dict[str, Any], boo
     }
     less_ef, less_eb = (paired_difference(best[name], best["hybrid"]) for name in ("verifier", "execution"))
     gain = last.gain["hybrid"]
-    figures = {
+    figures: dict[str, Any] = {
         "tasks": len(tasks),
         "k": plan.k,
         "pass_at_1": round(single, 4),
@@ -211,7 +222,7 @@ def choose(plan: Plan, loaded: Sequence[Candidate]) -> tuple[dict[str, Any], boo
     }
     below = not plan.quick and (less_ef.high < 0.0 or less_eb.high < 0.0)
     above = max(estimate.mean for estimate in last.best.values()) > last.pass_at_k.mean + 1e-9
-    bound, wanted = (last.gain["execution"], plan.tasks) if plan.quick else (gain, 60)
+    bound, wanted = (last.gain["execution"], plan.tasks) if plan.quick else (gain, 60 + plan.bundled)
     return figures, bound.mean >= 0.10 and bound.low > 0.0 and not below and not above and len(tasks) >= wanted
 
 
@@ -224,19 +235,30 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="8 tasks, and no model acts")
     parser.add_argument("--policy", type=Path, help="a finished run of recipes/quickstart.toml to take the policy from")
     parser.add_argument("--tasks", type=int, default=64, help="held-out tasks (of at most 120)")
+    parser.add_argument("--bundled", type=int, default=12, help="tasks of real repositories besides")
     parser.add_argument("--directory", type=Path, default=Path("runs/test_time_scaling"), help="where it is recorded")
     asked = parser.parse_args()
     directory = asked.directory.with_name(asked.directory.name + "_quick") if asked.quick else asked.directory
-    plan = Plan(directory, asked.policy, 8 if asked.quick else asked.tasks, 16, asked.quick)
+    tasks, bundled = (8, 0) if asked.quick else (asked.tasks, asked.bundled)
+    plan = Plan(directory, asked.policy, tasks, bundled, 16, asked.quick)
     begun = time.monotonic()
     with TerminalProgress() as progress:
-        run, settings, lessons = make_candidates(plan, progress)
-        loaded, _ = load_candidates(run)
-        tests = score_by_tests(plan, loaded, progress)
+        runs, settings, lessons = make_candidates(plan, progress)
+        micro, *real = [load_candidates(run)[0] for run in runs]
+        made = ("tasks.train=24", "tasks.heldout=0") if plan.quick else ("tasks.train=1",)
+        split = "train" if plan.quick else "heldout"
+        tests = score_by_tests(plan, plan.recipe("tests", "tasks.unseen=0", *made), split, micro, progress)
+        told: dict[str, Any] = {}
+        for found in real:
+            counts = score_by_tests(plan, plan.bundled_recipe("tests"), "train", found, progress)
+            right = outcomes(found)
+            told = {"tasks": len(right), "pass_at_1": round(pass_at_1(right).mean, 4), "tests": counts}
+            told["pass_at_k"] = sum(map(any, right.values())) / len(right)
+        loaded = [*micro, *(candidate for found in real for candidate in found)]
         verifier = score_by_verifier(plan, settings, lessons, loaded, progress)
         figures, holds = choose(plan, loaded)
     wall_s = round(time.monotonic() - begun, 1)
-    print(json.dumps({**figures, "verifier": verifier, "tests": tests, "wall_s": wall_s}))
+    print(json.dumps({**figures, "bundled": told, "verifier": verifier, "tests": tests, "wall_s": wall_s}))
     return 0 if holds else 1
 
 

@@ -28,13 +28,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.vllm_server.real import VARIABLE, VOCABULARY, make_model, real_servers
+from tests.vllm_server.real import VARIABLE, VOCABULARY, make_model, real_servers, save_untied
 
 from deepswe.config import VllmConfig
 from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.vllm import VllmPolicy
 from deepswe.training.weights import FileTransfer, VllmWeights, mismatch
-from deepswe.training.weights_file import safetensors_writer, scorer
+from deepswe.training.weights_file import safetensors_writer, scorer, tied_names, with_copies
 
 BOUND = 0.1
 
@@ -63,13 +63,14 @@ async def measure(python: str, scratch: Path, count: int, tokens: int) -> dict[s
     chance = random.Random(0)
     prompts = [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(8, 64))] for _ in range(count)]
     model = make_model()
-    model.save_pretrained(scratch / "model")
+    save_untied(model, scratch / "model")
     score = scorer(model, bfloat16=False)
     async with real_servers(python, scratch / "model", 2, scratch) as started:
         # `echo` raises where the server read other ids than were sent.
         config = VllmConfig(servers=tuple(address for address, _ in started), echo=True, directory=scratch)
         async with VllmPolicy(config) as policy:
-            transfer = FileTransfer(safetensors_writer(model.named_parameters), scratch, timeout_s=120.0)
+            weights_of = with_copies(model.named_parameters, tied_names(model))
+            transfer = FileTransfer(safetensors_writer(weights_of), scratch, timeout_s=120.0)
             async with VllmWeights(policy, transfer, score) as weights:
                 first = await sample(policy, prompts, tokens)
                 apart = worst(score, prompts, first)
@@ -113,4 +114,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is open is closed, as after Ctrl-C
     sys.exit(main())

@@ -45,7 +45,8 @@ def _section(path: str, section: type[Section]) -> Iterator[str]:
     if plain:
         yield "\n| key | type | default | meaning |\n|---|---|---|---|\n"
         for name, field in plain.items():
-            yield f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {_inline(field.description or '')} |\n"
+            meaning = _meaning(path, name, field)
+            yield f"| `{name}` | {_type_of(field)} | {_default_of(field)} | {meaning} |\n"
     for name, field in section.model_fields.items():
         inner = _sections_of(field)
         for choice in inner:
@@ -61,11 +62,22 @@ def _matrix(section: type[Section], kind: type[Section]) -> Iterator[str]:
     """One table for a section whose fields all hold the same kind of section."""
     keys = list(kind.model_fields)
     yield f"\n{_inline(kind.__doc__ or '')}\n\n"
-    yield "".join(f"- `{key}`: {_inline(kind.model_fields[key].description or '')}\n" for key in keys)
+    yield "".join(f"- `{key}`: {_meaning(kind.__name__, key, kind.model_fields[key])}\n" for key in keys)
     yield "\n| key | " + " | ".join(f"default of `{key}`" for key in keys) + " |\n|---" + "|---" * len(keys) + "|\n"
     for name, field in section.model_fields.items():
         values = (json.dumps(getattr(field.default, key)) for key in keys)
         yield f"| `{name}` | " + " | ".join(f"`{value}`" for value in values) + " |\n"
+
+
+def _meaning(path: str, name: str, field: FieldInfo) -> str:
+    """What a key means.
+
+    Raises:
+        ValueError: nothing says it.
+    """
+    if not (field.description or "").strip():
+        raise ValueError(f"{path}.{name} has no meaning: write a docstring under it in deepswe.config")
+    return _inline(field.description or "")
 
 
 def _sections_of(field: FieldInfo) -> list[type[Section]]:

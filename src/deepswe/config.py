@@ -45,10 +45,15 @@ class ScratchModel(Section):
     """A Qwen3-architecture model with random weights and a tokenizer trained on the suite's own text."""
 
     hidden_size: PositiveInt = 128
+    """Width of the hidden states; a multiple of `heads`."""
     layers: PositiveInt = 4
+    """Number of layers."""
     heads: PositiveInt = 4
+    """Attention heads; a multiple of `key_value_heads`."""
     key_value_heads: PositiveInt = 2
+    """Heads of keys and values, which groups of attention heads share."""
     intermediate_size: PositiveInt = 384
+    """Width inside each layer's feed-forward part."""
     vocabulary: PositiveInt = 512
     """Upper bound on the vocabulary of the trained tokenizer."""
 
@@ -85,18 +90,22 @@ class MicroTasks(Section):
     """Generated micro repositories with one bug each."""
 
     kind: Literal["micro"] = "micro"
+    """Says that the tasks are of this kind."""
     train: PositiveInt = 2000
+    """Training tasks."""
     heldout: int = Field(default=120, ge=0)
     """Held-out tasks: names, constants and structures that training never saw."""
     unseen: int = Field(default=60, ge=0)
     """Held-out tasks whose kinds of bug training never saw."""
     seed: int = 0
+    """Chooses the set: another seed gives other tasks."""
 
 
 class BundledTasks(Section):
     """Known bugs in real repositories, built from source distributions into a cache."""
 
     kind: Literal["bundled"] = "bundled"
+    """Says that the tasks are of this kind."""
     repositories: tuple[str, ...] = ()
     """Only these; empty takes all."""
     limit: int = Field(default=0, ge=0)
@@ -127,6 +136,7 @@ class TaskSetTasks(Section):
     """A task set in a file: imported from a public source, or made from a repository."""
 
     kind: Literal["taskset"] = "taskset"
+    """Says that the tasks are of this kind."""
     path: Path
     """A file that `deepswe.tasks.taskset` reads: .parquet, .jsonl.zst or .jsonl."""
     repositories: tuple[str, ...] = ()
@@ -155,20 +165,29 @@ class FrozenLakeTasks(Section):
     """Seeded maps of the FrozenLake puzzle."""
 
     kind: Literal["frozenlake"] = "frozenlake"
+    """Says that the tasks are of this kind."""
     train: PositiveInt = 10_000
+    """Training maps."""
     heldout: PositiveInt = 100
+    """Held-out maps; no training map has the layout of one."""
     min_size: int = Field(default=2, ge=2, le=9)
+    """Least side of a map, in cells."""
     max_size: int = Field(default=9, ge=2, le=9)
+    """Greatest side of a map, in cells."""
     min_frozen: Fraction = 0.6
+    """Least share of cells that are safe; the others are holes."""
     max_frozen: Fraction = 0.85
+    """Greatest share of cells that are safe."""
     solvable_within: PositiveInt = 8
     """Longest shortest path to the goal, in moves."""
     slippery: bool = False
+    """One move in three goes where it should, the others to either side of it."""
     observation: Literal["relational", "grid"] = "grid"
     """`grid` is the map as text; `relational` says what lies in each direction and where the goal is."""
     no_move: Literal["explain", "end"] = "explain"
     """An answer that names no move: say how to answer, at the cost of a step, or end the attempt there."""
     seed: int = 0
+    """Chooses the maps."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -183,6 +202,7 @@ class CustomTasks(Section):
     """A suite of your own, as docs/environments.md explains."""
 
     kind: Literal["custom"] = "custom"
+    """Says that the tasks are of this kind."""
     suite: str
     """`module:attribute` of a class or function that makes the suite, or the name of an entry point of
     `deepswe.suites`."""
@@ -234,9 +254,13 @@ class Toleration(Section):
     """A taint of nodes that pods accept; the fields of a Kubernetes toleration."""
 
     key: str = ""
+    """Key of the taint; empty, with `Exists`, is every taint."""
     operator: Literal["Exists", "Equal"] = "Exists"
+    """Whether the key must be there, or have the `value`."""
     value: str = ""
+    """Value of the taint, with `Equal`."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
+    """Effect of the taint; empty is every effect."""
 
 
 class KubernetesConfig(Section):
@@ -304,13 +328,19 @@ class SandboxConfig(Section):
     """Of the backend `bubblewrap`: who makes the namespaces and mounts of a sandbox. `auto` is a clone of a process of
     ours where the machine allows it, which starts in a third of the time; `bubblewrap` is always the program itself."""
     memory_mib: PositiveInt = 1024
+    """Memory of one sandbox, in MiB."""
     disk_mib: PositiveInt = 256
+    """What one sandbox may write, in MiB."""
     pids: PositiveInt = 128
+    """Processes and threads alive at once in one sandbox."""
     cpus: PositiveFloat = 1.0
+    """Cores of one sandbox."""
     output_bytes: PositiveInt = 1 << 20
+    """Of standard output and of standard error, each, kept of one command; the rest is dropped and counted."""
     concurrency: int = Field(default=0, ge=0)
     """Sandboxes alive at once; 0 lets the program choose from cores and memory."""
     start_timeout_s: PositiveFloat = 30.0
+    """Seconds for the start of one sandbox."""
     starts_per_s: float = Field(default=0.0, ge=0)
     """Sandboxes started per second at most; 0 is no limit."""
     warm: int = Field(default=0, ge=0)
@@ -353,6 +383,7 @@ class RolloutConfig(Section):
     """How many attempts a step makes, and the limits of one attempt."""
 
     tasks_per_step: PositiveInt = 16
+    """Tasks that each step draws; each gets a group of attempts."""
     group_size: PositiveInt = 8
     """Attempts per task and step."""
     max_steps: PositiveInt = 50
@@ -362,7 +393,9 @@ class RolloutConfig(Section):
     max_turn_tokens: PositiveInt = 4096
     """Tokens of one turn."""
     temperature: PositiveFloat = 1.0
+    """Of sampling in training."""
     trajectory_timeout_s: PositiveFloat = 5400.0
+    """Wall time of one trajectory from its first turn, without the start of its environment and its grading."""
     generation_timeout_s: PositiveFloat = 1200.0
     """Model time of one trajectory."""
     start_timeout_s: PositiveFloat = 300.0
@@ -566,13 +599,17 @@ class TrainingConfig(Section):
     steps: int = Field(default=100, ge=0)
     """Batches of rollouts."""
     learning_rate: PositiveFloat = 1e-6
+    """Of AdamW, after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises linearly."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls after the warm-up: not at all, or to zero at the end of `steps`."""
     weight_decay: float = Field(default=0.01, ge=0)
+    """Of AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW: decay of the means of gradients and of their squares."""
     grad_clip: PositiveFloat = 1.0
+    """A larger norm of the gradient is scaled down to this."""
     updates_per_step: PositiveInt = 1
     """Optimiser updates per batch and epoch (mini-batches of whole groups)."""
     epochs: PositiveInt = 1
@@ -591,6 +628,7 @@ class TrainingConfig(Section):
     checkpoint_every: PositiveInt = 10
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: PositiveInt = 2
+    """The newest so many are kept."""
     time_limit_s: float = Field(default=0.0, ge=0)
     """Stop cleanly after the step in which this many seconds of training have passed; 0 is no limit."""
 
@@ -615,8 +653,11 @@ class ImitationConfig(Section):
     """Reference trajectories to record, each on its own training task (repeated if there are fewer tasks); of recorded
     ones, at most this many."""
     batch_size: PositiveInt = 32
+    """Trajectories of one update."""
     learning_rate: PositiveFloat = 1e-3
+    """After the warm-up; it then falls to zero."""
     warmup_steps: int = Field(default=20, ge=0)
+    """Updates over which the learning rate rises linearly."""
     mistakes: Fraction = 0.0
     """Share of reference trajectories in which the solver's edit is a plausible guess instead of the right one.
     Imitation alone has them: where the solver is the policy it makes none."""
@@ -672,12 +713,15 @@ class EvaluationConfig(Section):
     """What is measured before, during and after training."""
 
     splits: tuple[str, ...] = ("heldout",)
+    """Splits of the tasks that are evaluated."""
     attempts: PositiveInt = 4
+    """At each task."""
     tasks: int = Field(default=0, ge=0)
     """At most this many tasks per split; 0 takes all."""
     every: int = Field(default=0, ge=0)
     """Training steps between evaluations; 0 evaluates only before and after."""
     temperature: float = Field(default=1.0, ge=0)
+    """Of sampling in evaluation; 0 takes the likeliest token."""
 
 
 class AsynchronyConfig(Section):
@@ -731,6 +775,9 @@ class VllmConfig(Section):
     """Nucleus of the sampling; training needs 1."""
     top_k: int = -1
     """Most likely tokens among which is sampled; training needs -1, which is all."""
+    untied: bool = False
+    """Serve an output matrix apart from the embedding, where the model ties them. vLLM's CPU build needs it: it packs
+    that matrix when it starts, and new weights of the embedding do not reach the packed one."""
     python: str = "python3"
     """Interpreter of the environment that vLLM is installed in, for `deepswe serve`."""
     arguments: tuple[str, ...] = ()
@@ -767,6 +814,7 @@ class ClusterConfig(Section):
     """Memory of each GPU, or of the machine where `gpu` is `cpu`; 0 takes the usual one of that GPU, and this
     machine's memory for `cpu`."""
     usd_per_gpu_hour: float = Field(default=0.0, ge=0)
+    """Price of one GPU for an hour, in US dollars; 0 leaves it out of the cost."""
     usd_per_core_hour: float = Field(default=0.0, ge=0)
     """Of the cores that the sandboxes run on."""
     length_share: Annotated[float, Field(gt=0, le=1)] = 0.5
@@ -785,6 +833,7 @@ class Recipe(Section):
     """A whole run."""
 
     version: Literal[1] = 1
+    """Of the format of recipes; there is one."""
     run: RunConfig
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig

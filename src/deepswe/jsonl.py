@@ -6,11 +6,15 @@ whole.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from deepswe.errors import StoreError
 
 _BLOCK = 1 << 16
 
@@ -29,6 +33,39 @@ def read_lines(path: Path) -> tuple[list[bytes], bytes]:
 def begin_so(lines: Sequence[bytes], rest: bytes, beginning: bytes) -> bool:
     """Whether what `read_lines` gave is of a record whose lines have this beginning; an empty file is."""
     return lines[0].startswith(beginning) if lines else rest.startswith(beginning[: len(rest)])
+
+
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Be the one process that works on a file, whether it exists or not, until the block ends.
+
+    The mark is a locked file beside it, `.NAME.lock`, gone with the end; that of a killed process holds nobody up.
+
+    Raises:
+        StoreError: another process, or another block of this one, works on it.
+        OSError: the directory cannot be written.
+    """
+    mark = path.with_name(f".{path.name}.lock")
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        held = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                owner = os.pread(held, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise StoreError(f"{path} is in use by process {owner}; wait for it, or name another file") from error
+            if not os.fstat(held).st_nlink:
+                continue  # the one before has taken its mark away meanwhile
+            os.ftruncate(held, 0)
+            os.pwrite(held, f"{os.getpid()}\n".encode("ascii"), 0)
+            try:
+                yield
+            finally:
+                mark.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(held)
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = False) -> None:

@@ -10,8 +10,9 @@ from deepswe.config import Recipe, build_recipe
 from deepswe.errors import ConfigError, RunError
 from deepswe.progress import Silent
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.session.looking import count_tasks, task_text
 from deepswe.session.outputs import write_outputs
-from deepswe.session.rollouts import count_tasks, run_rollouts, task_text
+from deepswe.session.rollouts import run_rollouts
 from deepswe.session.train import run_recipe
 from deepswe.training.metrics import read_rows
 
@@ -94,9 +95,15 @@ def test_a_recipe_ends_in_a_report_and_a_summary(undisturbed: Path) -> None:
     assert (undisturbed / "checkpoints" / "training" / "step-00000004" / "model" / "config.json").exists()
 
 
-def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(undisturbed: Path, tmp_path: Path) -> None:
-    run_recipe(lake(tmp_path / "same"), resume=False, progress=Silent())
+def test_the_same_seed_gives_the_same_numbers_also_profiled_and_another_seed_others(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    run_recipe(lake(tmp_path / "same"), resume=False, progress=Silent(), profile=True)
     assert numbers(tmp_path / "same" / "lake") == numbers(undisturbed)
+    profile = json.loads((tmp_path / "same" / "lake" / "profile.json").read_text())
+    assert min(profile["model_s"], profile["learner_s"], profile["ours_s"]) > 0
+    parts = sum(profile[f"{part}_s"] for part in ("model", "learner", "sandbox", "ours"))
+    assert parts == pytest.approx(profile["wall_s"])
     run_recipe(lake(tmp_path / "other", seed=1), resume=False, progress=Silent())
     assert numbers(tmp_path / "other" / "lake") != numbers(undisturbed)
 
@@ -147,9 +154,9 @@ def test_the_reference_solver_earns_every_reward_and_the_no_op_none(tmp_path: Pa
 
 def test_tasks_can_be_counted_and_read(tmp_path: Path) -> None:
     assert count_tasks(micro(tmp_path), progress=Silent()) == {"train": 6, "heldout": 3}
-    assert ".py" in task_text(micro(tmp_path), "micro-train-00001", progress=Silent())
+    assert ".py" in task_text(micro(tmp_path), "micro-train-00001")
     with pytest.raises(ConfigError, match="no task 'nothing'"):
-        task_text(micro(tmp_path), "nothing", progress=Silent())
+        task_text(micro(tmp_path), "nothing")
 
 
 def test_a_split_without_tasks_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm_server.contract import CHECKS, Subject
-from tests.vllm_server.real import VARIABLE, make_model, real_servers, save_weights
+from tests.vllm_server.real import VARIABLE, make_model, real_servers, save_untied, save_weights
 
 pytestmark = [
     pytest.mark.vllm,
@@ -18,7 +18,7 @@ pytestmark = [
 
 def test_a_real_server_keeps_the_contract(tmp_path: Path) -> None:
     first = make_model(0)
-    first.save_pretrained(tmp_path / "model")
+    save_untied(first, tmp_path / "model")
     weights = save_weights(first, tmp_path / "first"), save_weights(make_model(1), tmp_path / "second")
 
     async def run() -> None:

@@ -35,6 +35,16 @@ def test_the_recipe_reference_is_up_to_date() -> None:
     assert made == text_of("docs/recipe.md"), "run `python docs/recipe_reference.py`"
 
 
+def test_a_key_without_a_meaning_is_refused_by_the_generator() -> None:
+    script = (
+        "import runpy; made = runpy.run_path('docs/recipe_reference.py')\n"
+        "made['Recipe'].model_fields['run'].annotation.model_fields['name'].description = ' '\n"
+        "made['reference']()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.strip().endswith("run.name has no meaning: write a docstring under it in deepswe.config")
+
+
 def examples() -> Iterator[tuple[str, str]]:
     for name in NAMES:
         for code in blocks(name, "python"):
@@ -59,7 +69,7 @@ def commands_in(name: str) -> set[str]:
 
 def deepswe_commands() -> dict[tuple[str, ...], typer.core.TyperCommand]:
     """Every command and its parser."""
-    from deepswe.cli.main import app
+    from deepswe.cli.app import build_app
 
     found = {}
 
@@ -70,7 +80,7 @@ def deepswe_commands() -> dict[tuple[str, ...], typer.core.TyperCommand]:
             else:
                 found[(*path, name)] = command
 
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(build_app())
     assert isinstance(root, typer.core.TyperGroup)
     walk(root, ())
     return found

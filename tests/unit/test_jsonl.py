@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from deepswe.jsonl import append_line, read_lines
+from deepswe.errors import StoreError
+from deepswe.jsonl import append_line, read_lines, sole_writer
 
 
 def test_no_file_has_no_lines(tmp_path: Path) -> None:
@@ -55,3 +56,20 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path, mon
     monkeypatch.undo()
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b'{"a": 1}\n'
+
+
+def test_a_file_has_one_writer_at_a_time_and_is_free_again_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.jsonl"
+    refused = pytest.raises(StoreError, match=rf"a\.jsonl is in use by process {os.getpid()}")
+    with sole_writer(path), sole_writer(tmp_path / "other.jsonl"), refused, sole_writer(path):
+        pass
+    with sole_writer(path):
+        pass
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_the_mark_of_a_killed_writer_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / ".a.jsonl.lock").write_text("1\n")
+    with sole_writer(tmp_path / "a.jsonl"):
+        pass
+    assert not list(tmp_path.iterdir())

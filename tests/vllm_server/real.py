@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,16 +12,17 @@ from typing import Any
 
 import aiohttp
 import torch
-from safetensors.torch import save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from deepswe.config import Recipe, build_recipe
+from deepswe.policy.models import untie
 from deepswe.session.serve import running_server, server_arguments, server_environment
+from deepswe.training.weights_file import safetensors_writer, tied_names, with_copies
 
 VARIABLE = "DEEPSWE_VLLM_PYTHON"
 """Names the interpreter of an environment with vLLM, such as `benchmarks/vllm_cpu_env.sh` makes."""
 VOCABULARY = 512
-SMALL_CPU = ("--enforce-eager", "--max-num-seqs", "16", "--block-size", "16", "--skip-tokenizer-init")
+SMALL_CPU = ("--enforce-eager", "--max-num-seqs", "16", "--block-size", "32", "--skip-tokenizer-init")
 CACHE_GIB = "1"
 
 
@@ -43,11 +45,17 @@ def make_model(seed: int = 0) -> Any:
     return Qwen3ForCausalLM(config).eval()
 
 
+def save_untied(model: Any, directory: Path) -> None:
+    """The model as `engine.vllm.untied` serves it."""
+    served = copy.deepcopy(model)
+    untie(served)
+    served.save_pretrained(directory)
+
+
 def save_weights(model: Any, directory: Path) -> Path:
     """Only the weights, as a change of them is written."""
     directory.mkdir(parents=True, exist_ok=True)
-    named = {name: value.detach().contiguous() for name, value in model.named_parameters()}
-    save_file(named, directory / "model.safetensors", metadata={"format": "pt"})
+    safetensors_writer(with_copies(model.named_parameters, tied_names(model)))(directory)
     return directory
 
 

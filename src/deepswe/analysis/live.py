@@ -10,6 +10,8 @@ from typing import Any
 
 from deepswe.analysis.record import Row, RunRecord, number, read_run
 from deepswe.errors import RunError
+from deepswe.rollout.frames import count_frames
+from deepswe.rollout.store import PARTIAL
 
 MARKS = "▁▂▃▄▅▆▇█"
 
@@ -81,9 +83,9 @@ class Watcher:
         )
 
     def _partial(self) -> tuple[str, int] | None:
-        """The segment that was written last among those in flight, and its whole lines."""
+        """The segment that was written last among those in flight, and its whole records."""
         newest: tuple[float, Path] | None = None
-        for path in (self.directory / "trajectories").glob("*.partial.jsonl"):
+        for path in (self.directory / "trajectories").glob(f"*{PARTIAL}"):
             try:
                 found = (path.stat().st_mtime, path)
             except FileNotFoundError:  # committed just now
@@ -91,25 +93,22 @@ class Watcher:
             newest = max(newest, found) if newest else found
         if newest is None:
             return None
-        phase, _, step = newest[1].name.removesuffix(".partial.jsonl").rpartition("-")
+        phase, _, step = newest[1].name.removesuffix(PARTIAL).rpartition("-")
         named = (
             f"{phase.replace('_', ' ')} step {int(step) + 1}" if phase.startswith("train") else phase.replace("_", " ")
         )
-        return named, self._lines(newest[1])
+        return named, self._records(newest[1])
 
-    def _lines(self, path: Path) -> int:
-        offset, lines = self._counted.get(path, (0, 0))
+    def _records(self, path: Path) -> int:
+        offset, records = self._counted.get(path, (0, 0))
         try:
-            with path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < offset:  # begun anew
-                    offset, lines = 0, 0
-                file.seek(offset)
-                while block := file.read(1 << 20):
-                    offset, lines = offset + len(block), lines + block.count(b"\n")
+            if path.stat().st_size < offset:  # begun anew
+                offset, records = 0, 0
+            more, offset = count_frames(path, offset)
         except FileNotFoundError:
-            return lines
-        self._counted[path] = (offset, lines)
-        return lines
+            return records
+        self._counted[path] = (offset, records + more)
+        return records + more
 
 
 def sparkline(values: tuple[float, ...], width: int) -> str:

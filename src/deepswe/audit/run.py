@@ -25,7 +25,7 @@ from deepswe.config import AgentConfig, BundledTasks, MicroTasks, SandboxConfig
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, DeepsweError, StoreError
 from deepswe.grading.tree import ROOT, Workshop
-from deepswe.jsonl import append_line, read_lines
+from deepswe.jsonl import append_line, read_lines, sole_writer
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
@@ -380,10 +380,11 @@ async def run_audit(
         raise ConfigError(f"there is no attack {unknown[0]!r}; there are {', '.join(ATTACKS)}")
     chosen = [ATTACKS[attack] for attack in attacks] or list(ATTACKS.values())
     tasks = await asyncio.to_thread(audit_tasks, name, limit, real_tasks, progress)
-    record = Record(directory)
-    async with _pool(backend) as (pool, config):
-        cache = LayerCache(default_cache_root(os.environ))
-        workshop = Workshop(pool.open, cache.path, limits_of(config), {"run": "audit"})
-        audit = Audit(tasks, workshop, record, concurrency=min(pool.concurrency, 2 * (os.cpu_count() or 1)))
-        await audit.run(chosen, naive_tasks, progress)
-    return summary(record, chosen, tasks)
+    with sole_writer(directory / RECORD):
+        record = Record(directory)
+        async with _pool(backend) as (pool, config):
+            cache = LayerCache(default_cache_root(os.environ))
+            workshop = Workshop(pool.open, cache.path, limits_of(config), {"run": "audit"})
+            audit = Audit(tasks, workshop, record, concurrency=min(pool.concurrency, 2 * (os.cpu_count() or 1)))
+            await audit.run(chosen, naive_tasks, progress)
+        return summary(record, chosen, tasks)

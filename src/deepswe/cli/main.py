@@ -1,91 +1,43 @@
-"""The command: `deepswe ...`. A failure that we know is one line on stderr and exit code 1; Ctrl-C is 130."""
+"""The command: `deepswe ...`. A failure that we know is one line on stderr and exit code 1; Ctrl-C is 130.
+
+Each command imports what it needs when it is called, and `deepswe --help` nothing at all.
+"""
 
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
-from typing import NoReturn
-
-import typer
+from collections.abc import Sequence
 
 from deepswe import __version__
-from deepswe.cli import (
-    analyse,
-    audit,
-    compare,
-    evaluate,
-    export,
-    leaderboard,
-    plan,
-    rank,
-    report,
-    reproduce,
-    rollout,
-    sandbox,
-    serve,
-    simulate,
-    sweep,
-    tasks,
-    tests,
-    train,
-    verifier,
-    view,
-    watch,
-)
-from deepswe.cli.lines import warn
+from deepswe.cli.commands import COMMANDS, top_help
 from deepswe.errors import DeepsweError
 
-app = typer.Typer(
-    name="deepswe",
-    help="Train software-engineering agents by reinforcement learning on executable repositories.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-app.command()(train.train)
-app.command()(plan.plan)
-app.command()(rollout.rollout)
-app.command("eval")(evaluate.evaluate)
-app.command()(evaluate.replay)
-app.command()(sweep.sweep)
-app.command()(compare.compare)
-app.command()(export.export)
-app.command()(leaderboard.leaderboard)
-app.command()(report.report)
-app.command()(view.view)
-app.command()(analyse.analyse)
-app.command()(watch.watch)
-app.command()(reproduce.reproduce)
-app.command()(rank.rank)
-app.command()(rank.curves)
-app.command()(audit.audit)
-app.command()(simulate.simulate)
-app.command()(serve.serve)
-app.add_typer(tasks.app, name="tasks")
-app.add_typer(sandbox.app, name="sandbox")
-app.add_typer(verifier.app, name="verifier")
-app.add_typer(tests.app, name="tests")
+INTERRUPTED = 130
+"""Exit code after Ctrl-C or SIGTERM."""
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def run(words: Sequence[str]) -> None:
+    """Carry out one command line, without the name of the program.
+
+    Raises:
+        SystemExit: it is over; the code is 2 where the command line is wrong.
+        DeepsweError, OSError: the command failed.
+    """
+    first = words[0] if words else ""
+    if "_DEEPSWE_COMPLETE" in os.environ:  # a shell asks for completions, of any command
+        first = "complete"
+    elif first in ("", "--help"):
+        print(top_help(), file=sys.stdout if first else sys.stderr)
+        sys.exit(0 if first else 2)
+    elif first == "--version":
         print(f"deepswe {__version__}")
-        raise typer.Exit
+        sys.exit(0)
+    from deepswe.cli.app import build_app
 
-
-@app.callback()
-def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-) -> None:
-    pass
-
-
-def _fail(message: str) -> NoReturn:
-    """End with exit code 1 and one line, whatever lines the message has."""
-    warn(f"deepswe: {message}")
-    sys.exit(1)
+    build_app(first if first in COMMANDS else None)(list(words))
 
 
 def main() -> None:
@@ -95,7 +47,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # an odd locale, or a path of odd bytes, is no reason to fail
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        run(sys.argv[1:])
     except DeepsweError as error:
         _fail(str(error))
     except OSError as error:
@@ -104,5 +56,21 @@ def main() -> None:
     except RecursionError:
         _fail("the input is nested too deeply to be read; give a file that is not")
     except KeyboardInterrupt:
-        print("deepswe: interrupted; nothing recorded is lost, continue with --resume", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(_interrupted())
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # the parser has made this of an interrupt, and says nothing
+            _interrupted()
+        raise
+
+
+def _interrupted() -> int:
+    print("deepswe: interrupted; nothing recorded is lost, continue with --resume", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _fail(message: str) -> None:
+    """End with exit code 1 and one line, whatever lines the message has."""
+    from deepswe.cli.lines import warn
+
+    warn(f"deepswe: {message}")
+    sys.exit(1)

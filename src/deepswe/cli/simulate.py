@@ -21,7 +21,7 @@ def simulate(
     like: Annotated[
         Path | None, typer.Option(help="A run directory whose attempts say how long turns and tools take.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=4, help="Training steps to simulate.")] = 24,
+    steps: Annotated[int, typer.Option(min=4, max=100_000, help="Training steps to simulate.")] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Run the recipe's scheduler in virtual time: steps an hour, how busy each part is, and which to have more of."""

@@ -31,10 +31,10 @@ def build(
     """Build the recipe's tasks into the cache, after which they need no network; prints counts as JSON."""
     from deepswe.config import load_recipe
 
-    wanted = load_recipe(recipe, overrides or ())  # a wrong recipe is told before torch is imported
+    wanted = load_recipe(recipe, overrides or ())  # a wrong recipe is told before the rest is imported
 
     from deepswe.cli.progress import TerminalProgress
-    from deepswe.session.rollouts import count_tasks
+    from deepswe.session.looking import count_tasks
 
     with TerminalProgress() as progress:
         print(json.dumps(count_tasks(wanted, progress=progress)))
@@ -44,15 +44,13 @@ def build(
 def show(
     recipe: Annotated[Path, typer.Argument(help="A recipe (TOML).")],
     task: Annotated[str, typer.Argument(help="A task id.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Settings to change.")] = None,
 ) -> None:
     """Print what the agent is told of a task."""
     from deepswe.config import load_recipe
 
-    wanted = load_recipe(recipe)
+    wanted = load_recipe(recipe, overrides or ())
 
-    from deepswe.cli.progress import TerminalProgress
-    from deepswe.session.rollouts import task_text
+    from deepswe.session.looking import task_text
 
-    with TerminalProgress() as progress:
-        text = task_text(wanted, task, progress=progress)
-    print(text)
+    print(task_text(wanted, task))

@@ -14,6 +14,9 @@ def train(
         list[str] | None, typer.Argument(help="Settings to change, such as training.steps=50.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run if it was begun.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write where the wall time went: model, sandboxes, learner, ours.")
+    ] = False,
 ) -> None:
     """Run a recipe from its first task to its report; prints the path of the report."""
     from deepswe.config import load_recipe
@@ -25,6 +28,6 @@ def train(
     from deepswe.training.sharded import rank
 
     with TerminalProgress() as progress:
-        path = run_recipe(wanted, resume=resume, progress=progress)
+        path = run_recipe(wanted, resume=resume, progress=progress, profile=profile)
     if rank() == 0:
         print(path)

@@ -22,7 +22,7 @@ from deepswe.tasks.bundled import bundled_task_set
 from deepswe.tasks.difficulty import weights
 from deepswe.tasks.layers import LayerCache, default_cache_root
 from deepswe.tasks.select import select_tasks
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.kept import kept_micro_task_set
 from deepswe.tasks.synth.micro.solver import micro_solver
 from deepswe.tasks.task import HiddenTests, Task, TaskSet
 from deepswe.tasks.taskset import load_task_set
@@ -115,7 +115,7 @@ def build_tasks(tasks: MicroTasks | BundledTasks | TaskSetTasks, cache: LayerCac
         DeepsweError: they cannot be.
     """
     if isinstance(tasks, MicroTasks):
-        return micro_task_set(tasks)
+        return kept_micro_task_set(tasks, cache, progress)
     if isinstance(tasks, TaskSetTasks):
         return select_tasks(load_task_set(tasks.path), tasks)
     return bundled_task_set(tasks, cache, progress)

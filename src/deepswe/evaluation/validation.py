@@ -26,12 +26,12 @@ from deepswe.errors import StoreError, TaskError
 from deepswe.grading.grade import grade
 from deepswe.grading.parsers import judge
 from deepswe.grading.tree import Workshop
-from deepswe.jsonl import append_line, begin_so, read_lines
+from deepswe.jsonl import append_line, begin_so, read_lines, sole_writer
 from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
 from deepswe.tasks.layers import LayerCache
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.kept import kept_micro_task_set
 from deepswe.tasks.task import HiddenTests, Measured, Task, TaskSet, Verdict
 from deepswe.tasks.taskset import load_task_set, save_task_set, task_set_hash
 from deepswe.types import Graded, Ungraded
@@ -409,7 +409,12 @@ def load_target(target: str, *, limit: int = 0, progress: Progress) -> TaskSet:
     """
     if target == "bundled":
         return bundled_task_set(BundledTasks(limit=limit), LayerCache.default(), progress)
-    tasks = micro_task_set(MicroTasks()) if target == "micro" else load_task_set(Path(target))
+    if target == "micro":
+        whole = MicroTasks()
+        few = MicroTasks(train=limit, heldout=0, unseen=0) if 0 < limit <= whole.train else whole
+        tasks = kept_micro_task_set(few, LayerCache.default(), progress)
+    else:
+        tasks = load_task_set(Path(target))
     return tasks.only([task.id for task in tasks.tasks[:limit]]) if limit else tasks
 
 
@@ -446,15 +451,16 @@ def validate_target(
     layers = cache or LayerCache.default()
     config = sandbox or SandboxConfig()
     check_runnable(tasks, config.backend, layers)
-    book = RunRecord(record or Path(f"{path or target}.validation.jsonl"), resume=resume)
+    place = record or Path(f"{path or target}.validation.jsonl")
 
-    async def run() -> tuple[Validation, ...]:
+    async def run(book: RunRecord) -> tuple[Validation, ...]:
         async with SandboxPool(config, "validate") as pool:
             workshop = Workshop(pool.open, layers.path, limits_of(config), {"run": "validate"})
             return await validate(tasks, workshop, book, progress, runs=runs, workers=workers)
 
-    found = asyncio.run(run())
-    if path is not None:
-        whole = tasks if named else load_task_set(Path(target))
-        save_task_set(with_validations(whole, found), path)
+    with sole_writer(place):
+        found = asyncio.run(run(RunRecord(place, resume=resume)))
+        if path is not None:
+            whole = tasks if named else load_task_set(Path(target))
+            save_task_set(with_validations(whole, found), path)
     return found

@@ -52,6 +52,8 @@ class Completion:
 
     def by_version(self) -> tuple[tuple[tuple[int, ...], tuple[float, ...], int], ...]:
         """(tokens, log-probs, version) of each stretch that one version sampled; one, unless there are `later`."""
+        if not self.later:
+            return ((self.tokens, self.logprobs, self.version),)
         starts = ((0, self.version), *self.later)
         ends = (*(index for index, _ in self.later), len(self.tokens))
         return tuple(

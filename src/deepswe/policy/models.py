@@ -29,6 +29,7 @@ from transformers import (
 
 from deepswe.config import ModelConfig, ScratchModel
 from deepswe.errors import ConfigError
+from deepswe.policy.model_path import check_model_path
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_END = "<|end|>"
@@ -94,6 +95,14 @@ def load_policy_model(config: ModelConfig, *, corpus: Iterable[str], seed: int) 
         loaded.tokenizer.chat_template = config.chat_template
     loaded.model.train(False)
     return loaded
+
+
+def untie(model: Any) -> None:
+    """Give the output matrix weights of its own, equal to the embedding's that it was tied to; in place."""
+    text = model.config.get_text_config()
+    if text.tie_word_embeddings:
+        text.tie_word_embeddings = model.config.tie_word_embeddings = False
+        model.get_output_embeddings().weight = torch.nn.Parameter(model.get_input_embeddings().weight.detach().clone())
 
 
 def train_tokenizer(corpus: Iterable[str], *, vocabulary: int) -> PreTrainedTokenizerFast:
@@ -186,6 +195,7 @@ def build_model(config: ScratchModel, tokenizer: Any, *, seed: int) -> Qwen3ForC
 
 def _load(config: ModelConfig) -> LoadedModel:
     path = config.path
+    check_model_path(path)
     options: dict[str, Any] = {}
     if config.gguf_file:
         from_file = Path(path, config.gguf_file)

@@ -40,7 +40,7 @@ class ByteRenderer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of the bytes among the tokens; bytes that are no UTF-8 become U+FFFD, or what they were made of."""
-        raw = bytes(token for token in tokens if token < 256)
+        raw = bytes([token for token in tokens if token < 256])
         try:
             return raw.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:

@@ -65,6 +65,10 @@ class _Turn:
         return Completion(tuple(self.tokens), tuple(self.logprobs), finish, first[1], later=tuple(later))
 
 
+KEPT_ALIVE_S = 3.0
+"""An idle connection is not used again after this; uvicorn, which serves vLLM, closes it after 5 s."""
+
+
 class VllmPolicy:
     """`Policy` over running servers; an async context, on one event loop.
 
@@ -108,7 +112,7 @@ class VllmPolicy:
         Raises:
             PolicyError: none answers, or one serves no such model.
         """
-        connector = self._aiohttp.TCPConnector(limit=0)
+        connector = self._aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE_S)
         no_limit = self._aiohttp.ClientTimeout(total=None)
         self._session = self._aiohttp.ClientSession(connector=connector, timeout=no_limit, read_bufsize=READ_BYTES)
         self.servers = [VllmServer(address, self._session) for address in self.config.servers]

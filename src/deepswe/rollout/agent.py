@@ -42,36 +42,40 @@ class _Record:
 
     Attributes:
         stream: the present token sequence, as the engine sees it.
-        history: what a later turn is to see of it: the same, unless thinking was stripped.
+        rewritten: what a later turn is to see in its place, where thinking was stripped since the last observation.
         starts: as in `Trajectory`.
     """
 
     stream: list[int] = field(default_factory=list)
-    history: list[int] = field(default_factory=list)
+    rewritten: list[int] | None = None
     spans: list[TokenSpan] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     usage: list[Usage] = field(default_factory=list)
 
+    @property
+    def history(self) -> list[int]:
+        """What a later turn is to see: the stream, unless thinking was stripped."""
+        return self.stream if self.rewritten is None else self.rewritten
+
     def append(self, spans: Sequence[TokenSpan], seen_as: tuple[int, ...] | None = None) -> None:
         """Add to the stream; later turns see `seen_as` in their place."""
+        if seen_as is not None:
+            self.rewritten = [*self.history, *seen_as]
         for span in spans:
-            if seen_as is None:
-                self.history.extend(span.tokens)
             if span.tokens:
                 self.stream.extend(span.tokens)
                 self.spans.append(span)
-        self.history.extend(seen_as or ())
 
     def observe(self, tokens: tuple[int, ...]) -> None:
         """Add what the environment answered; where the history is not the stream, a new sequence begins with it."""
-        if self.history == self.stream:
+        if self.rewritten is None or self.rewritten == self.stream:
+            self.rewritten = None
             self.append((TokenSpan(tokens, sampled=False),))
             return
-        self.history.extend(tokens)
-        self.stream = list(self.history)
+        self.stream, self.rewritten = [*self.rewritten, *tokens], None
         self.starts.append(len(self.spans))
-        self.spans.append(TokenSpan(tuple(self.history), sampled=False))
+        self.spans.append(TokenSpan(tuple(self.stream), sampled=False))
 
 
 def strip_thinking(text: str) -> str:

@@ -1,93 +1,58 @@
 """The record of a run: trajectories in append-only segments, one a phase and step, committed by a rename.
 
-    trajectories/train-000012.jsonl           committed: the whole batch of step 12
-    trajectories/train-000013.partial.jsonl   in flight, one line a finished trajectory
-    trajectories/abandoned/...                what a killed process left and the next one did not take up
+    trajectories/train-000012.zst           committed: the whole batch of step 12, and its index
+    trajectories/train-000013.partial.zst   in flight, one compressed record a finished trajectory
+    trajectories/abandoned/...              what a killed process left and the next one did not take up
 
-A committed segment never changes. A torn last line (the process was killed in the middle of a write) is dropped.
+A committed segment never changes. A torn last record (the process was killed in the middle of a write) is dropped.
+Segments as lines of JSON (`.jsonl`), which earlier versions wrote, are read and taken up as well.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError
-from deepswe.shapes import misfit
-from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded, Usage
+from deepswe.rollout.frames import (
+    Entry,
+    Frame,
+    compress,
+    decompress,
+    index_frame,
+    read_at,
+    read_frames,
+    read_index,
+    whole_size,
+)
+from deepswe.rollout.record import load_trajectory, pack_trajectory, unpack_trajectory
+from deepswe.types import Ending, Trajectory
 
-_COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.jsonl")
-
-
-def dump_trajectory(trajectory: Trajectory) -> bytes:
-    """One line of JSON, newline included. Any text survives, lone surrogates as escapes."""
-    record = {item.name: getattr(trajectory, item.name) for item in fields(trajectory)}
-    record["spans"] = [
-        {"tokens": s.tokens, "sampled": s.sampled, "logprobs": s.logprobs, "version": s.version}
-        for s in trajectory.spans
-    ]
-    record["steps"] = [asdict(step) for step in trajectory.steps]
-    record["grade"] = asdict(trajectory.grade)
-    record["usage"] = [asdict(turn) for turn in trajectory.usage]
-    return json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
-
-
-def load_trajectory(line: bytes | str) -> Trajectory:
-    """The inverse of `dump_trajectory`.
-
-    Raises:
-        StoreError: the line is no trajectory.
-    """
-    try:
-        record = json.loads(line)
-        record["spans"] = tuple(_load_span(span) for span in record["spans"])
-        record["steps"] = tuple(_load_step(step) for step in record["steps"])
-        record["grade"] = (Graded if record["grade"]["kind"] == "graded" else Ungraded)(**record["grade"])
-        record["ending"] = Ending(record["ending"])
-        record["starts"] = tuple(record.get("starts", ()))
-        record["usage"] = tuple(Usage(**turn) for turn in record.get("usage", ()))
-        trajectory = Trajectory(**record)
-        wrong = misfit(trajectory, Trajectory)
-        if not wrong and isinstance(trajectory.grade, Graded) and not math.isfinite(trajectory.grade.reward):
-            wrong = f"grade.reward is {trajectory.grade.reward}, not a number"
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise StoreError(f"not a trajectory record ({error}); the line begins {line[:80]!r}") from error
-    if wrong:
-        raise StoreError(f"not a trajectory record ({wrong}); the line begins {line[:80]!r}")
-    return trajectory
-
-
-def _load_span(record: dict[str, Any]) -> TokenSpan:
-    return TokenSpan(tuple(record["tokens"]), record["sampled"], tuple(record["logprobs"]), record["version"])
-
-
-def _load_step(record: dict[str, Any]) -> Step:
-    call = record.pop("call")
-    return Step(call=call and ToolCall(**call), **record)
-
-
-def _loaded(path: Path, lines: Iterable[bytes]) -> Iterator[Trajectory]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield load_trajectory(line)
-        except StoreError as error:
-            raise StoreError(f"{path}:{number}: {error}; move the file away, or take that line out of it") from error
+_COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.(?:zst|jsonl)")
+PARTIAL = ".partial.zst"
+"""How the names of segments in flight end."""
+_OLD, _OLD_PARTIAL = ".jsonl", ".partial.jsonl"
 
 
 class Segment:
     """The batch of one phase and step while it is being made. A context: leaving it closes the file, uncommitted."""
 
-    def __init__(self, partial: Path, committed: Path) -> None:
-        self._partial, self._committed = partial, committed
+    def __init__(self, partial: Path, committed: Path, entries: Sequence[Entry] = ()) -> None:
+        """Open the file.
+
+        Args:
+            partial, committed: its names before and after the commit.
+            entries: of the records that are in it already.
+        """
+        self._partial, self._committed, self._entries = partial, committed, list(entries)
         try:
             self._fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -99,21 +64,12 @@ class Segment:
         Raises:
             StoreError: it could not be written whole; what was written before stays readable.
         """
-        line = dump_trajectory(trajectory)
-        size = os.fstat(self._fd).st_size
-        try:
-            written = os.write(self._fd, line)
-            while written < len(line):
-                written += os.write(self._fd, line[written:])
-        except OSError as error:
-            if stat.S_ISREG(os.fstat(self._fd).st_mode):
-                os.ftruncate(self._fd, size)
-            raise StoreError(
-                f"{self._partial}: {error.strerror}; nothing recorded before is lost, free the disk and resume"
-            ) from error
+        offset = self._write(compress(pack_trajectory(trajectory)))
+        self._entries.append((trajectory.task_id, trajectory.attempt, offset))
 
     def commit(self) -> None:
         """Make the segment permanent. After a crash it is there whole or still in flight, never half."""
+        self._write(index_frame(self._entries))
         os.fsync(self._fd)
         os.rename(self._partial, self._committed)
         directory = os.open(self._committed.parent, os.O_RDONLY)
@@ -121,6 +77,21 @@ class Segment:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+    def _write(self, data: bytes) -> int:
+        """Write all or nothing; returns where."""
+        size = os.fstat(self._fd).st_size
+        try:
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError as error:
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.ftruncate(self._fd, size)
+            raise StoreError(
+                f"{self._partial}: {error.strerror}; nothing recorded before is lost, free the disk and resume"
+            ) from error
+        return size
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +107,7 @@ class TrajectoryStore:
 
     def __init__(self, run: Path) -> None:
         self.directory = run / "trajectories"
+        self._places: dict[Path, Mapping[tuple[str, int], int]] = {}
 
     def begin(
         self, phase: str, step: int, *, keep: bool, settled: Collection[str] = ()
@@ -154,73 +126,149 @@ class TrajectoryStore:
         Raises:
             StoreError: the batch is committed already, or the directory cannot be written.
         """
-        partial, committed = self._paths(phase, step)
-        if committed.exists():
-            raise StoreError(f"{committed} is committed already; a batch is recorded once")
+        if (there := self._committed(phase, step)) is not None:
+            raise StoreError(f"{there} is committed already; a batch is recorded once")
+        partial = self._path(phase, step, PARTIAL)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+            self._take_up_old(self._path(phase, step, _OLD_PARTIAL), partial)
             found = self._salvage(partial, settled) if keep else self._abandon(partial)
         except OSError as error:
             raise StoreError(f"{self.directory} cannot be written: {error.strerror}") from error
-        return Segment(partial, committed), found
+        entries = [(t.task_id, t.attempt, offset) for offset, t in found]
+        return Segment(partial, self._path(phase, step, ".zst"), entries), tuple(t for _, t in found)
 
     def committed(self, phase: str, step: int) -> tuple[Trajectory, ...] | None:
         """A committed batch in the order of its attempts, or None where there is none."""
-        path = self._paths(phase, step)[1]
-        if not path.exists():
+        path = self._committed(phase, step)
+        return None if path is None else tuple(sorted(self._read(path), key=lambda trajectory: trajectory.key))
+
+    def get(self, phase: str, step: int, task_id: str, attempt: int) -> Trajectory | None:
+        """One committed trajectory, without reading the others of its batch; None where there is none.
+
+        Raises:
+            StoreError: it is damaged.
+        """
+        path = self._committed(phase, step)
+        if path is None:
             return None
-        return tuple(sorted(self._read(path), key=lambda trajectory: trajectory.key))
+        if path.suffix == _OLD:
+            begins = f'{{"task_id":{json.dumps(task_id)},"attempt":{attempt},'.encode()
+            with path.open("rb") as lines:
+                return next(_lines(path, (line for line in lines if line.startswith(begins))), None)
+        with path.open("rb") as file, _named(path):
+            if path not in self._places:  # it never changes
+                self._places[path] = {(name, number): offset for name, number, offset in read_index(file)}
+            offset = self._places[path].get((task_id, attempt))
+            return None if offset is None else unpack_trajectory(decompress(read_at(file, offset)))
 
     def recorded(self, phase: str, step: int) -> tuple[Trajectory, ...]:
         """What is whole of a batch, committed or in flight; it may be nothing."""
-        partial, committed = self._paths(phase, step)
-        if committed.exists() or not partial.exists():
-            return self.committed(phase, step) or ()
-        data = partial.read_bytes()
-        return tuple(_loaded(partial, data[: data.rfind(b"\n") + 1].splitlines()))
+        partial, old = self._path(phase, step, PARTIAL), self._path(phase, step, _OLD_PARTIAL)
+        if (found := self.committed(phase, step)) is not None:
+            return found
+        if old.exists():
+            return tuple(_lines(old, _whole_lines(old)))
+        return tuple(t for _, t in _packed(partial, _frames(partial)))
 
     def segments(self) -> tuple[tuple[str, int], ...]:
         """(phase, step) of each committed batch, sorted."""
         if not self.directory.exists():
             return ()
         matches = (_COMMITTED.fullmatch(path.name) for path in self.directory.iterdir())
-        return tuple(sorted((match["phase"], int(match["step"])) for match in matches if match))
+        return tuple(sorted({(match["phase"], int(match["step"])) for match in matches if match}))
 
     def read(self, phase: str | None = None) -> Iterator[Trajectory]:
         """Every committed trajectory, or those of one phase, batch by batch."""
         for name, step in self.segments():
-            if phase in (None, name):
-                yield from self._read(self._paths(name, step)[1])
+            if phase in (None, name) and (path := self._committed(name, step)) is not None:
+                yield from self._read(path)
 
-    def _paths(self, phase: str, step: int) -> tuple[Path, Path]:
-        stem = f"{phase}-{step:06d}"
-        return self.directory / f"{stem}.partial.jsonl", self.directory / f"{stem}.jsonl"
+    def _path(self, phase: str, step: int, suffix: str) -> Path:
+        return self.directory / f"{phase}-{step:06d}{suffix}"
+
+    def _committed(self, phase: str, step: int) -> Path | None:
+        paths = (self._path(phase, step, suffix) for suffix in (".zst", _OLD))
+        return next((path for path in paths if path.exists()), None)
 
     def _read(self, path: Path) -> Iterator[Trajectory]:
-        with path.open("rb") as lines:
-            yield from _loaded(path, lines)
+        with path.open("rb") as file:
+            if path.suffix == _OLD:
+                yield from _lines(path, file)
+                return
+            with _named(path):
+                entries = read_index(file)
+            for number, (_, _, offset) in enumerate(entries, start=1):
+                with _named(path, number):
+                    trajectory = unpack_trajectory(decompress(read_at(file, offset)))
+                yield trajectory
 
-    def _salvage(self, partial: Path, settled: Collection[str]) -> tuple[Trajectory, ...]:
-        if not partial.exists():
-            return ()
-        data = partial.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(partial, len(whole))
-        found = tuple(_loaded(partial, whole.splitlines()))
-        kept = tuple(t for t in found if t.ending is not Ending.ERROR or t.task_id in settled)
-        if len(kept) < len(found):
-            self._attic(partial).write_bytes(whole)
-            write_atomically(partial, b"".join(dump_trajectory(trajectory) for trajectory in kept))
-        return kept
+    def _salvage(self, partial: Path, settled: Collection[str]) -> list[tuple[int, Trajectory]]:
+        frames = list(_frames(partial))
+        size = whole_size(frames)
+        if partial.exists() and partial.stat().st_size > size:
+            os.truncate(partial, size)
+        found = list(_packed(partial, frames))
+        kept = [n for n, (_, t) in enumerate(found) if t.ending is not Ending.ERROR or t.task_id in settled]
+        if len(kept) == len(found):
+            return found
+        self._attic(partial).write_bytes(partial.read_bytes())
+        write_atomically(partial, b"".join(frames[number].data for number in kept))
+        places = (frame.offset for frame in _frames(partial))
+        return [(offset, found[number][1]) for offset, number in zip(places, kept, strict=True)]
 
-    def _abandon(self, partial: Path) -> tuple[Trajectory, ...]:
+    def _abandon(self, partial: Path) -> list[tuple[int, Trajectory]]:
         if partial.exists():
             os.rename(partial, self._attic(partial))
-        return ()
+        return []
+
+    def _take_up_old(self, old: Path, partial: Path) -> None:
+        """What an earlier version of this package left in flight, packed."""
+        if not old.exists():
+            return
+        if not partial.exists():
+            packed = (compress(pack_trajectory(trajectory)) for trajectory in _lines(old, _whole_lines(old)))
+            write_atomically(partial, b"".join(packed))
+        os.rename(old, self._attic(old))
 
     def _attic(self, partial: Path) -> Path:
         """A new name in `abandoned`."""
         attic = self.directory / "abandoned"
         attic.mkdir(exist_ok=True)
-        return attic / f"{partial.stem}-{len(list(attic.iterdir())):04d}.jsonl"
+        return attic / f"{partial.stem}-{len(list(attic.iterdir())):04d}{partial.suffix}"
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1].splitlines()
+
+
+def _frames(partial: Path) -> Iterator[Frame]:
+    if partial.exists():
+        with partial.open("rb") as file, _named(partial):
+            yield from read_frames(file)
+
+
+def _packed(path: Path, frames: Iterable[Frame]) -> Iterator[tuple[int, Trajectory]]:
+    for number, frame in enumerate(frames, start=1):
+        with _named(path, number):
+            trajectory = unpack_trajectory(decompress(frame.data))
+        yield frame.offset, trajectory
+
+
+def _lines(path: Path, lines: Iterable[bytes]) -> Iterator[Trajectory]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield load_trajectory(line)
+        except StoreError as error:
+            raise StoreError(f"{path}:{number}: {error}; move the file away, or take that line out of it") from error
+
+
+@contextmanager
+def _named(path: Path, number: int = 0) -> Iterator[None]:
+    """Failures inside name the file, and the record."""
+    try:
+        yield
+    except StoreError as error:
+        place = f"{path}: record {number}" if number else f"{path}"
+        raise StoreError(f"{place}: {error}; move the file away") from error

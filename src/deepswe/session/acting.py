@@ -14,7 +14,7 @@ from deepswe.session.parts import Parts
 from deepswe.training.checkpoint_export import is_plain, whole_weights
 from deepswe.training.loop import Updatable
 from deepswe.training.weights import FileTransfer, Transfer, VllmWeights
-from deepswe.training.weights_file import NamedWeights, safetensors_writer, scorer
+from deepswe.training.weights_file import NamedWeights, safetensors_writer, scorer, tied_names, with_copies
 from deepswe.training.weights_native import NativeTransfer
 
 
@@ -46,7 +46,8 @@ async def open_policy(
             )
         for temperature in {recipe.rollout.temperature, recipe.evaluation.temperature}:
             await policy.check_temperature(temperature)
-        transfer = _transfer(recipe, weights or (lambda: whole_weights(loaded.model)))
+        given = weights or (lambda: whole_weights(loaded.model))
+        transfer = _transfer(recipe, with_copies(given, tied_names(loaded.model) if recipe.engine.vllm.untied else {}))
         score = scorer(loaded.model, bfloat16=parts.autocast) if is_plain(loaded.model) else None
         async with VllmWeights(policy, transfer, score) as updatable:
             yield policy, updatable

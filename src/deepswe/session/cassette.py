@@ -19,7 +19,7 @@ from deepswe.envs.base import Environment, HasId, Outcome, Suite, Verdict
 from deepswe.errors import DeepsweError
 from deepswe.policy.base import Completion, ObservationRole, Policy, Renderer, Sampling
 from deepswe.policy.scripted import ByteRenderer
-from deepswe.rollout.store import dump_trajectory
+from deepswe.rollout.record import dump_trajectory
 from deepswe.types import Message, Trajectory
 
 VERSION = 1

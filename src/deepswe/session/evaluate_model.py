@@ -9,6 +9,7 @@ from pathlib import Path
 from deepswe.config import Recipe
 from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
+from deepswe.policy.model_path import check_model_path
 from deepswe.progress import Progress
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.evaluate import Actor, Stage
@@ -42,7 +43,12 @@ def with_checkpoint(recipe: Recipe, spec: str) -> Recipe:
 
 
 def model_actor(recipe: Recipe, progress: Progress) -> Actor:
-    """The recipe's model as it is loaded."""
+    """The recipe's model as it is loaded.
+
+    Raises:
+        ConfigError: its path is no directory, and can be no name of the hub.
+    """
+    check_model_path(recipe.model.path)
 
     @asynccontextmanager
     async def act(stage: Stage) -> AsyncIterator[tuple[Policy, Renderer]]:

@@ -8,7 +8,6 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from deepswe.config import Recipe
-from deepswe.envs.base import HasId, Suite
 from deepswe.envs.suites import OpenSuite
 from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
@@ -119,16 +118,3 @@ class Parts:
             keep=not self.recipe.run.deterministic,
             on_done=lambda trajectory: self.progress.advance() if stage else None,
         )
-
-
-def find_task(suite: Suite, splits: tuple[str, ...], task_id: str) -> HasId:
-    """The task of that id.
-
-    Raises:
-        ConfigError: none of the splits has it.
-    """
-    for split in splits:
-        for task in suite.split(split):
-            if task.id == task_id:
-                return task
-    raise ConfigError(f"there is no task {task_id!r} in the splits {', '.join(splits)}")

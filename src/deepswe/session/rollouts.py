@@ -1,4 +1,4 @@
-"""Attempts without learning, and looking at tasks."""
+"""Attempts without learning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deepswe.rollout.scheduler import Batch
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.acting import open_policy
 from deepswe.session.interrupt import run_to_end
-from deepswe.session.parts import Parts, find_task
+from deepswe.session.parts import Parts
 from deepswe.training.run import own_run
 from deepswe.types import Trajectory
 
@@ -73,34 +73,3 @@ async def _acting(parts: Parts, actor: Actor, batch: Batch) -> AsyncIterator[tup
             yield noop_policy(renderer, parts.recipe.agent), renderer
         else:
             yield reference_policy(parts.suite, batch, renderer, seed=parts.recipe.run.seed), renderer
-
-
-def count_tasks(recipe: Recipe, *, progress: Progress) -> dict[str, int]:
-    """Build the recipe's tasks and count them by split."""
-
-    async def count() -> dict[str, int]:
-        async with open_suite(recipe, progress) as opened:
-            names = dict.fromkeys(("train", *recipe.evaluation.splits))
-            return {name: len(opened.suite.split(name)) for name in names}
-
-    return run_to_end(count())
-
-
-def task_text(recipe: Recipe, task_id: str, *, progress: Progress) -> str:
-    """The opening messages of a task, as the agent gets them.
-
-    Raises:
-        ConfigError: there is no such task.
-    """
-
-    async def read() -> str:
-        async with open_suite(recipe, progress) as opened:
-            task = find_task(opened.suite, ("train", *recipe.evaluation.splits), task_id)
-            env = opened.suite.rehearse(task, seed=recipe.run.seed)
-            try:
-                messages = await env.start()
-            finally:
-                await env.close()
-            return "\n\n".join(f"[{message.role}]\n{message.content}" for message in messages)
-
-    return run_to_end(read())

@@ -15,7 +15,8 @@ from deepswe.config import Recipe
 from deepswe.envs.suites import open_suite
 from deepswe.errors import PolicyError
 from deepswe.optional import optional_module
-from deepswe.policy.models import load_policy_model
+from deepswe.policy.model_path import check_model_path
+from deepswe.policy.models import LoadedModel, load_policy_model, untie
 from deepswe.progress import Progress
 from deepswe.session.interrupt import run_to_end
 
@@ -109,8 +110,10 @@ def serve_recipe(
         on_ready: gets the setting that names them, quoted for a shell, once all answer.
 
     Raises:
+        ConfigError: `model.path` is no directory, and can be no name of the hub.
         PolicyError: one did not start, or ended; quotes its last words.
     """
+    check_model_path(recipe.model.path)
     run_to_end(_serve(recipe, servers, gpus, host, port, progress, on_ready))
 
 
@@ -119,7 +122,7 @@ async def _serve(
 ) -> None:
     async with AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deepswe-serve-")))
-        model = recipe.model.path or str(await _from_scratch(recipe, scratch / "model", progress))
+        model = await _served_model(recipe, scratch / "model", progress)
         aiohttp = optional_module("aiohttp", "vllm", "talk to vLLM servers")
         session = await stack.enter_async_context(aiohttp.ClientSession())
         started = []
@@ -141,13 +144,24 @@ async def _serve(
                 _check_alive(address, process, log)
 
 
-async def _from_scratch(recipe: Recipe, directory: Path, progress: Progress) -> Path:
-    """The model that a run of this recipe begins with, as `from_pretrained` loads it."""
+async def _served_model(recipe: Recipe, directory: Path, progress: Progress) -> str:
+    """The path or name of what the recipe has as its model; written to `directory` where nobody else has it as such."""
+    if recipe.model.path and not recipe.engine.vllm.untied:
+        return recipe.model.path
+    loaded = await _load(recipe, progress)
+    if recipe.engine.vllm.untied:
+        untie(loaded.model)
+    loaded.model.save_pretrained(directory)
+    loaded.tokenizer.save_pretrained(directory)
+    return str(directory)
+
+
+async def _load(recipe: Recipe, progress: Progress) -> LoadedModel:
+    """The model that a run of this recipe begins with."""
+    if recipe.model.path:
+        return load_policy_model(recipe.model, corpus=(), seed=recipe.run.seed)
     async with open_suite(recipe, progress) as opened:
-        loaded = load_policy_model(recipe.model, corpus=opened.suite.corpus(), seed=recipe.run.seed)
-        loaded.model.save_pretrained(directory)
-        loaded.tokenizer.save_pretrained(directory)
-    return directory
+        return load_policy_model(recipe.model, corpus=opened.suite.corpus(), seed=recipe.run.seed)
 
 
 async def _until_healthy(session: Any, address: str, process: asyncio.subprocess.Process, log: Path) -> None:

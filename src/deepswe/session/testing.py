@@ -15,7 +15,7 @@ from deepswe.config import Recipe
 from deepswe.envs.suites import open_suite
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, StoreError, TaskError
-from deepswe.jsonl import append_line, begin_so, read_lines
+from deepswe.jsonl import append_line, begin_so, read_lines, sole_writer
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
@@ -74,9 +74,8 @@ def generate_tests(
     Raises:
         DeepsweError: also when the split is empty or no attempt has a verdict.
     """
-    book = CheckBook.open(out)
 
-    async def work(store: TrajectoryStore) -> dict[str, Any]:
+    async def work(store: TrajectoryStore, book: CheckBook) -> dict[str, Any]:
         async with _open_swe(recipe, progress) as (opened, suite):
             tasks = tuple(suite.split(split))[: limit or None]
             if not tasks:
@@ -89,8 +88,10 @@ def generate_tests(
                 tried = await parts.collect(scheduler, batch, f"writing tests: {split}")
             return await _settle(tasks, tried, suite, book, progress)
 
-    with own_run(recipe, resume=resume) as run:
-        return run_to_end(work(TrajectoryStore(run.path)))
+    with sole_writer(out):
+        book = CheckBook.open(out)
+        with own_run(recipe, resume=resume) as run:
+            return run_to_end(work(TrajectoryStore(run.path), book))
 
 
 async def _settle(
@@ -165,16 +166,18 @@ def run_tests(
     """
     if not tests.is_file():
         raise ConfigError(f"there are no tests in {tests}; make them with `deepswe tests generate`")
-    checks, record = CheckBook.open(tests).checks, Matrix.open(matrix)
+    checks = CheckBook.open(tests).checks
 
-    async def work() -> dict[str, Any]:
+    async def work(record: Matrix) -> dict[str, Any]:
         async with _open_swe(recipe, progress) as (_, suite):
             tasks = {task.id: task for task in suite.tasks.tasks}
             ran = await run_candidates(candidates, tasks, checks, record, suite.workshop, progress, workers=workers)
             return {**asdict(ran), "failures": dict(ran.failures)}
 
-    answer = run_to_end(work())
-    return {**answer, "unscored": score_runs(candidates, checks, record, scores)}
+    with sole_writer(matrix), sole_writer(scores.path):
+        record = Matrix.open(matrix)
+        answer = run_to_end(work(record))
+        return {**answer, "unscored": score_runs(candidates, checks, record, scores)}
 
 
 class CheckBook:

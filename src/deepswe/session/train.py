@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from deepswe.envs.base import HasId
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
+from deepswe.policy.model_path import check_model_path
 from deepswe.policy.models import LoadedModel
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -26,6 +28,14 @@ from deepswe.session.acting import open_policy
 from deepswe.session.interrupt import run_to_end
 from deepswe.session.outputs import IMITATION, summarise, write_outputs
 from deepswe.session.parts import Parts
+from deepswe.session.profile import (
+    PROFILE,
+    ProfiledPolicy,
+    ProfiledSuite,
+    Profiler,
+    describe_profile,
+    write_profile,
+)
 from deepswe.session.sharded import Team, follow_recipe, join_team, lead_learner, learner_options
 from deepswe.training.checkpoint import latest, save_checkpoint
 from deepswe.training.imitation import Imitation, check_tokens, choose_records, write_anew
@@ -38,13 +48,14 @@ from deepswe.training.writers import open_writers
 from deepswe.types import Message, Trajectory
 
 
-def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress) -> Path:
+def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: bool = False) -> Path:
     """Train as the recipe says, in its run directory, and write the report.
 
     Args:
         recipe: the whole run.
         resume: continue the run if it was begun; a finished one only gets its report anew.
         progress: is told how far it is.
+        profile: write down where the wall time went (profile.json), also where the run is stopped.
 
     Returns:
         The path of report.html.
@@ -52,6 +63,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress) -> Path:
     Raises:
         DeepsweError: with what to do; what was recorded stays.
     """
+    check_model_path(recipe.model.path)
     with join_team(recipe) as team:
         if team is not None and not team.leads:
             follow_recipe(recipe, team)
@@ -59,27 +71,46 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress) -> Path:
         with own_run(recipe, resume=resume) as run, team.orders.led() if team else nullcontext():
             if run.summary.exists():
                 progress.say(f"{run.path} is finished; its report is written anew")
-            else:
-                run_to_end(_train(recipe, run, progress, team))
-            return write_outputs(run.path)
+                return write_outputs(run.path)
+            with _profiled(run, progress) if profile else nullcontext() as profiler:
+                run_to_end(_train(recipe, run, progress, team, profiler))
+                return write_outputs(run.path)
 
 
 def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
     """As `run_recipe`, continued if it was begun, but without a report; returns the run directory."""
+    check_model_path(recipe.model.path)
     with own_run(recipe, resume=True) as run:
         if not run.summary.exists():
             run_to_end(_train(recipe, run, progress))
         return run.path
 
 
-async def _train(recipe: Recipe, run: RunDirectory, progress: Progress, team: Team | None = None) -> None:
+@contextmanager
+def _profiled(run: RunDirectory, progress: Progress) -> Iterator[Profiler]:
+    profiler = Profiler()
+    try:
+        yield profiler
+    finally:
+        progress.say(describe_profile(write_profile(run.path / PROFILE, profiler.row())))
+
+
+async def _train(
+    recipe: Recipe,
+    run: RunDirectory,
+    progress: Progress,
+    team: Team | None = None,
+    profiler: Profiler | None = None,
+) -> None:
     begun = time.monotonic()
     mirror = open_writers(recipe.run.writers, run.path, recipe.model_dump(mode="json"), progress)
     store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics, mirror)
     earlier = sum(row.get("seconds", 0.0) for row in metrics.rows)
     try:
         async with open_suite(recipe, progress, mistakes=recipe.imitation.mistakes) as opened:
-            steps = await _Main(Parts(recipe, opened, store, progress), run, metrics, team).run()
+            if profiler is not None:
+                opened = replace(opened, suite=ProfiledSuite(opened.suite, profiler))
+            steps = await _Main(Parts(recipe, opened, store, progress), run, metrics, team, profiler).run()
     finally:
         metrics.close()
     wall_s = earlier + time.monotonic() - begun
@@ -89,8 +120,16 @@ async def _train(recipe: Recipe, run: RunDirectory, progress: Progress, team: Te
 class _Main:
     """One process's share of a run."""
 
-    def __init__(self, parts: Parts, run: RunDirectory, metrics: MetricsLog, team: Team | None = None) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        run: RunDirectory,
+        metrics: MetricsLog,
+        team: Team | None = None,
+        profiler: Profiler | None = None,
+    ) -> None:
         self._parts, self._recipe, self._metrics, self._team = parts, parts.recipe, metrics, team
+        self._profiler = profiler
         self._imitated, self._trained = run.checkpoints / "imitation", run.checkpoints / "training"
         self._started = run.checkpoints / "start"
 
@@ -117,7 +156,8 @@ class _Main:
         weights = learner.weights if isinstance(learner, LeadingLearner) else None
         async with open_policy(self._parts, loaded, weights) as (policy, engine):
             await engine.publish(learner.version)
-            scheduler = self._parts.scheduler(policy, renderer)
+            watched = policy if self._profiler is None else ProfiledPolicy(policy, self._profiler)
+            scheduler = self._parts.scheduler(watched, renderer)
             if start == 0:
                 await self._evaluate(scheduler, "before", 0)
             return await self._learn(loaded, learner, engine, scheduler, start)
@@ -150,10 +190,15 @@ class _Main:
             save=lambda step: self._save(loaded, learner, step),
             weights=self._parts.weights,
             flow=self._flow(scheduler),
+            in_thread=self._learn_in_thread,
         )
         steps = await loop.run(start)
         await self._evaluate(scheduler, "after", steps)
         return steps
+
+    async def _learn_in_thread(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with self._profiler.inside("learner") if self._profiler else nullcontext():
+            return await asyncio.to_thread(work, *arguments, **options)
 
     def _flow(self, scheduler: Scheduler) -> Flow | None:
         """Rollouts ahead of the steps that train them, where the recipe asks for it."""
@@ -203,7 +248,7 @@ class _Main:
             rows: list[dict[str, float]] = []
             begun = time.monotonic()
             # One update at a time in a thread, so that an interrupt does not wait for all of them.
-            await asyncio.to_thread(imitation.run, trajectories, rows.append, until=imitation.updates + 1)
+            await self._learn_in_thread(imitation.run, trajectories, rows.append, until=imitation.updates + 1)
             self._write({"kind": "imitation", **rows[0], "step": imitation.updates}, begun)
             progress.advance(1, note=f"loss {rows[0]['loss']:.3f}")
             if imitation.updates % every == 0 or imitation.updates == config.steps:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from deepswe.errors import RunError
@@ -39,10 +42,32 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run to the end in virtual time.
+    """Run to the end in virtual time. SIGINT and SIGTERM cancel it: all closes, and it ends in KeyboardInterrupt.
 
     Raises:
         RunError: everything waits for something that never comes.
     """
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+
+    async def guarded() -> Result:
+        task = asyncio.ensure_future(work)
+        with _cancelled_by_sigterm(task):
+            return await task
+
+    try:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(guarded())
+    except asyncio.CancelledError as cancelled:
+        raise KeyboardInterrupt from cancelled
+
+
+@contextmanager
+def _cancelled_by_sigterm(task: asyncio.Future[Any]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # which alone may take signals
+        yield
+        return
+    loop = task.get_loop()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: loop.call_soon_threadsafe(task.cancel))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

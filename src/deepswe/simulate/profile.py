@@ -8,26 +8,35 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from deepswe.config import Fraction, PositiveFloat, PositiveInt, Section, build_section, read_tree
+from deepswe.config import Fraction, PositiveFloat, Section, build_section, read_tree
 from deepswe.errors import ConfigError
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
+
+Speed = Annotated[float, Field(ge=1, le=1e9)]
+"""Tokens a second; slower or faster than this a simulation would not end, or say nothing."""
+Seconds = Annotated[float, Field(ge=0, le=1e7)]
+Gpus = Annotated[int, Field(gt=0, le=1_000_000)]
+MOST_TOKENS = 10_000_000
+"""Of a prompt or an observation, which stand in the memory of this machine; what is drawn is cut there."""
+MOST_TURNS = 10_000
+"""Of an attempt; what is drawn is cut there."""
 
 
 class Spread(Section):
     """A log-normal distribution, cut at `most`."""
 
     median: PositiveFloat
-    sigma: float = Field(default=0.0, ge=0)
-    most: PositiveFloat = 1e9
+    sigma: float = Field(default=0.0, ge=0, le=10)
+    most: float = Field(default=1e9, gt=0, le=1e9)
 
     def draw(self, chance: random.Random) -> float:
         """One value."""
-        return min(self.median * math.exp(chance.gauss(0.0, self.sigma)), self.most)
+        return min(self.median * math.exp(min(chance.gauss(0.0, self.sigma), 500.0)), self.most)
 
 
 class Profile(Section):
@@ -37,21 +46,21 @@ class Profile(Section):
     synchronous step of 512 attempts takes about that (2,540 s); the other figures are estimates.
     """
 
-    gpus: PositiveInt = 64
+    gpus: Gpus = 64
     learner_gpus: int = Field(default=0, ge=0)
     """GPUs that only train; 0 lets all GPUs sample and train in turn."""
-    decode_tokens_per_s: PositiveFloat = 700.0
+    decode_tokens_per_s: Speed = 700.0
     """A GPU's share of what the engine samples at most."""
-    request_tokens_per_s: PositiveFloat = 40.0
+    request_tokens_per_s: Speed = 40.0
     """One request, however few there are."""
-    prefill_tokens_per_s: PositiveFloat = 4000.0
+    prefill_tokens_per_s: Speed = 4000.0
     """Of one request: what is new of its context."""
-    train_tokens_per_s: PositiveFloat = 1350.0
+    train_tokens_per_s: Speed = 1350.0
     """A GPU's share of forward and backward: 256 GFLOP a token with recomputation, at 35% of 990 TFLOP/s."""
-    train_fixed_s: float = Field(default=30.0, ge=0)
-    publish_s: float = Field(default=15.0, ge=0)
+    train_fixed_s: Seconds = 30.0
+    publish_s: Seconds = 15.0
     """One change of the engine's weights, during which it samples nothing."""
-    prompt_tokens: PositiveInt = 2500
+    prompt_tokens: int = Field(default=2500, gt=0, le=MOST_TOKENS)
     turns: Spread = Spread(median=34, sigma=0.35)
     turn_tokens: Spread = Spread(median=330, sigma=0.9, most=4096)
     observation_tokens: Spread = Spread(median=150, sigma=1.0, most=4000)
@@ -61,6 +70,16 @@ class Profile(Section):
     start_s: Spread = Spread(median=15.0, sigma=0.6, most=300.0)
     grade_s: Spread = Spread(median=45.0, sigma=0.8, most=300.0)
     solve_rate: Fraction = 0.4
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        if self.learner_gpus >= self.gpus:
+            raise ValueError(f"learner_gpus {self.learner_gpus} leaves none of {self.gpus} gpus to sample")
+        bounds = (("turns", self.turns, MOST_TURNS), ("observation_tokens", self.observation_tokens, MOST_TOKENS))
+        for name, spread, bound in bounds:
+            if spread.median > bound:
+                raise ValueError(f"{name}.median is {spread.median:g}; at most {bound:,} can be simulated")
+        return self
 
 
 def load_profile(path: Path) -> Profile:
@@ -115,12 +134,12 @@ class DrawnLives:
         slowness = profile.slowness.draw(chance)
 
         def turns() -> Iterator[Turn]:
-            for _ in range(max(1, round(profile.turns.draw(chance)))):
+            for _ in range(min(MOST_TURNS, max(1, round(profile.turns.draw(chance))))):
                 tool = min(profile.tool_s.draw(chance) * slowness, profile.tool_s.most)
                 yield Turn(
                     max(1, round(profile.turn_tokens.draw(chance))),
                     tool,
-                    round(profile.observation_tokens.draw(chance)),
+                    min(MOST_TOKENS, round(profile.observation_tokens.draw(chance))),
                 )
 
         return Life(

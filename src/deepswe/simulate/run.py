@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deepswe.config import Recipe
+from deepswe.errors import ConfigError
 from deepswe.progress import Progress, Silent
 from deepswe.rollout.flow import Flow
 from deepswe.rollout.ledger import Ledger
@@ -32,6 +33,8 @@ from deepswe.simulate.profile import DrawnLives, Lives, Profile
 from deepswe.training.loop import TrainingLoop, choose_tasks, flow_plan
 from deepswe.training.metrics import MetricsLog
 
+MOST_ATTEMPTS = 100_000
+"""In flight at once."""
 FULL = 0.9
 """A part that is used more than this is the bottleneck."""
 
@@ -121,8 +124,16 @@ def simulate(
         on_step: called after each step, with their number so far.
 
     Raises:
+        ConfigError: a step has more attempts than can be simulated.
         DeepsweError: what would stop or hang the run.
     """
+    rollout = recipe.rollout
+    attempts = max(rollout.tasks_per_step * rollout.group_size, rollout.concurrency)
+    if attempts > MOST_ATTEMPTS:
+        raise ConfigError(
+            f"{attempts:,} attempts in flight (rollout.tasks_per_step x group_size, or rollout.concurrency) are more "
+            f"than can be simulated; lower them to {MOST_ATTEMPTS:,}"
+        )
     world = _World(scaled(recipe), profile, directory, lives or DrawnLives(profile), progress or Silent(), on_step)
     return run_virtual(world.run(start))
 

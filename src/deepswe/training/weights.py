@@ -204,7 +204,8 @@ class VllmWeights:
                 raise PolicyError(
                     f"{server.address} and the learner differ by {found.most:.3f} nats on a token (mean "
                     f"{found.mean:.3f} of {found.tokens}), above engine.vllm.max_mismatch {self._limit}: it has not "
-                    "the learner's weights, or another precision"
+                    "the learner's weights, or another precision (vLLM on a CPU needs engine.vllm.untied for a model "
+                    "that ties its output matrix)"
                 )
             worst = found if worst is None or found.most > worst.most else worst
         return worst

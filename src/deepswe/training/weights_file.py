@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,26 @@ def safetensors_writer(weights: NamedWeights) -> Write:
             save_file(held, path / f"model-{number:05d}.safetensors", metadata={"format": "pt"})
 
     return write
+
+
+def tied_names(model: Any) -> Mapping[str, str]:
+    """Weight -> the other one that it is, where the model ties them."""
+    return dict(model._tied_weights_keys or {}) if model.config.get_text_config().tie_word_embeddings else {}
+
+
+def with_copies(weights: NamedWeights, tied: Mapping[str, str]) -> NamedWeights:
+    """The weights also under the names of those that are tied to them, for servers that hold both apart."""
+    copies: dict[str, list[str]] = {}
+    for copy, source in tied.items():
+        copies.setdefault(source, []).append(copy)
+
+    def every() -> Iterator[tuple[str, Tensor]]:
+        for name, weight in weights():
+            yield name, weight
+            for copy in copies.get(name, ()):
+                yield copy, weight.clone()
+
+    return every
 
 
 def scorer(model: Any, *, bfloat16: bool) -> Scorer:

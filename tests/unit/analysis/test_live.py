@@ -10,6 +10,7 @@ import pytest
 
 from deepswe.analysis.live import Watcher, sparkline
 from deepswe.errors import RunError
+from deepswe.rollout.frames import compress
 
 
 def test_a_finished_run_is_seen_as_such(learned_run: Path) -> None:
@@ -29,13 +30,13 @@ def test_the_owner_decides_whether_it_runs(learned_run: Path) -> None:
 
 def test_attempts_in_flight_are_counted_as_they_come(learned_run: Path) -> None:
     watcher = Watcher(learned_run)
-    partial = learned_run / "trajectories" / "train-000061.partial.jsonl"
-    partial.write_bytes(b"{}\n{}\n{torn")
+    partial, record = learned_run / "trajectories" / "train-000061.partial.zst", compress(b"{}\n")
+    partial.write_bytes(record + record + record[:-1])
     assert (watcher.look().batch, watcher.look().done) == ("train step 62", 2)
     with partial.open("ab") as file:
-        file.write(b"}\n")
+        file.write(record[-1:])
     assert watcher.look().done == 3
-    partial.write_bytes(b"{}\n")
+    partial.write_bytes(record)
     assert watcher.look().done == 1
 
 

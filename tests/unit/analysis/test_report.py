@@ -282,7 +282,7 @@ def test_damaged_records_and_missing_directories_are_one_clear_error(tmp_path: P
     with pytest.raises(RunError, match=r"metrics\.jsonl:1 has no kind"):
         write_report(learned_run)
     (learned_run / "metrics.jsonl").unlink()
-    (learned_run / "trajectories" / "train-000060.jsonl").write_text("nothing\n", encoding="utf-8")
+    (learned_run / "trajectories" / "train-000999.jsonl").write_text("nothing\n", encoding="utf-8")
     with pytest.raises(StoreError, match="not a trajectory record"):
         write_report(learned_run)
 

@@ -114,6 +114,14 @@ def test_a_run_without_attempts_is_one_clear_error(tmp_path: Path) -> None:
         write_viewer(tmp_path)
 
 
+def test_a_wrong_tokenizer_is_refused_by_the_name_of_its_file(learned_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong.json").write_text("no tokenizer")
+    for wrong, named in (("wrong.json", "wrong.json"), ("none.json", "none.json"), (".", "tokenizer.json")):
+        with pytest.raises(RunError, match=named) as refused:
+            open_book(read_run(learned_run), tokenizer=tmp_path / wrong)
+        assert "give a tokenizer.json, or a directory that holds one" in str(refused.value)
+
+
 def test_the_server_answers_only_those_who_know_its_address(learned_run: Path) -> None:
     run = read_run(learned_run)
     book = open_book(run)

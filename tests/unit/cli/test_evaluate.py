@@ -7,14 +7,14 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from deepswe.cli.main import app
+from deepswe.cli.app import build_app
 from deepswe.errors import ConfigError
 
 LAKE = '[run]\nname = "{name}"\ndirectory = "{directory}"\n[tasks]\nkind = "frozenlake"\nheldout = 3\nmax_size = 3\n'
 
 
 def run(*words: object) -> str:
-    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    done = CliRunner().invoke(build_app(), [str(word) for word in words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.stdout
 
@@ -42,6 +42,8 @@ def test_a_run_is_evaluated_compared_ranked_exported_swept_and_replayed(tmp_path
 def test_what_does_not_go_together_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(LAKE.format(name="a", directory=tmp_path))
     words = ["eval", str(tmp_path / "a.toml"), "--policy", "noop", "--checkpoint", "x"]
-    assert isinstance(CliRunner().invoke(app, words).exception, ConfigError)
-    assert isinstance(CliRunner().invoke(app, ["sweep", str(tmp_path)]).exception, ConfigError)
-    assert isinstance(CliRunner().invoke(app, ["leaderboard", str(tmp_path), "--size", "a=b"]).exception, ConfigError)
+    assert isinstance(CliRunner().invoke(build_app(), words).exception, ConfigError)
+    assert isinstance(CliRunner().invoke(build_app(), ["sweep", str(tmp_path)]).exception, ConfigError)
+    assert isinstance(
+        CliRunner().invoke(build_app(), ["leaderboard", str(tmp_path), "--size", "a=b"]).exception, ConfigError
+    )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deepswe.cli.main import app
+from deepswe.cli.app import build_app
 from deepswe.errors import RunError
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def output(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), list(arguments), catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
 

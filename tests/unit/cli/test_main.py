@@ -77,7 +77,9 @@ def test_a_report_of_no_run_is_one_clear_line(
 
 @pytest.mark.parametrize("module", ["deepswe", "deepswe.config", "deepswe.cli.main", "deepswe.tasks.task"])
 def test_importing_the_package_its_config_or_its_command_loads_no_torch(module: str) -> None:
-    code = f"import sys, {module}; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+    check = "import sys; sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy')))"
+    whole = "; from deepswe.cli.app import build_app; build_app()" if module == "deepswe.cli.main" else ""
+    code = f"import {module}{whole}; {check}"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
@@ -163,13 +165,29 @@ def test_a_wrong_recipe_is_told_before_torch_is_imported(command: str) -> None:
 def test_sigterm_closes_what_is_open_as_ctrl_c_does(tmp_path: Path) -> None:
     code = (
         "import os, signal, tempfile, time, deepswe.cli.main as command\n"
-        "def work():\n"
+        "def work(words):\n"
         f"    with tempfile.TemporaryDirectory(dir={str(tmp_path)!r}):\n"
         "        os.kill(os.getpid(), signal.SIGTERM); time.sleep(20)\n"
-        "command.app = work\n"
+        "command.run = work\n"
         "command.main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 130
     assert "interrupted" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_that_the_parser_takes_is_told_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("deepswe.simulate.profile.load_profile", _interrupt)
+    recipe = str(Path(__file__).parents[3] / "recipes" / "frozenlake.toml")
+    code, error = run(monkeypatch, capsys, "simulate", recipe, "--profile", "any.toml")
+    assert (code, error.splitlines()[-1]) == (
+        130,
+        "deepswe: interrupted; nothing recorded is lost, continue with --resume",
+    )
+
+
+def _interrupt(path: Path) -> None:
+    raise KeyboardInterrupt

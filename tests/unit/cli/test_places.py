@@ -30,7 +30,7 @@ def published(path: Path, *resolved: str, name: str = "theirs") -> Path:
     return path
 
 
-@pytest.mark.parametrize("out", ["in.jsonl", "link.jsonl", "run/metrics.jsonl", "run/trajectories/train-000001.jsonl"])
+@pytest.mark.parametrize("out", ["in.jsonl", "link.jsonl", "run/metrics.jsonl", "run/trajectories/train-000001.zst"])
 def test_what_is_read_and_what_a_run_recorded_is_never_replaced(tmp_path: Path, out: str) -> None:
     (tmp_path / "run" / "trajectories").mkdir(parents=True)
     (tmp_path / "in.jsonl").write_text("")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from deepswe.cli.main import app
+from deepswe.cli.app import build_app
 from deepswe.errors import RunError
 from deepswe.evaluation.rate import rates_of_runs
 from deepswe.rollout.store import TrajectoryStore
@@ -54,10 +54,10 @@ def test_command_writes_the_rates_into_the_set_and_names_solve_none_and_solve_al
     path = tmp_path / "set.jsonl"
     tasks = tuple(Task(name, name, "", Repository(), "test", "train") for name in "abcd")
     save_task_set(TaskSet(tasks, {name: HiddenTests(name, {}, ("t",), ()) for name in "abcd"}), path)
-    done = CliRunner().invoke(app, ["tasks", "rate", str(path), *map(str, runs)])
+    done = CliRunner().invoke(build_app(), ["tasks", "rate", str(path), *map(str, runs)])
     told = json.loads(done.stdout)
     assert (told["rated"], told["solve_none"], told["solve_all"]) == (3, ["b"], ["c"])
     assert load_task_set(path).measured["a"].pass_rate == 0.5
-    done = CliRunner().invoke(app, ["tasks", "split", str(path), "--heldout", "0.25"])
+    done = CliRunner().invoke(build_app(), ["tasks", "split", str(path), "--heldout", "0.25"])
     assert json.loads(done.stdout) == {"train": 3, "heldout": 1}
     assert load_task_set(path).measured["a"].attempts == 2

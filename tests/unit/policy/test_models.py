@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from deepswe.config import ModelConfig, ScratchModel
 from deepswe.errors import ConfigError
+from deepswe.policy.model_path import check_model_path
 from deepswe.policy.models import GRAMMAR, SPECIAL, TURN_END, load_policy_model, train_tokenizer
 from deepswe.policy.render import Renderer
 from deepswe.types import Message
@@ -110,7 +111,7 @@ def test_a_template_of_the_recipe_replaces_the_tokenizers_own():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (ModelConfig(path="/no/such/model"), r"model.path '/no/such/model' cannot be loaded as a causal LM"),
+        (ModelConfig(path="/no/such/model"), r"model.path '/no/such/model' is no directory here"),
         (ModelConfig(scratch=SMALL.model_copy(update={"vocabulary": 300})), r"vocabulary is 300; .* need at least"),
         (ModelConfig(scratch=SMALL.model_copy(update={"heads": 3})), r"hidden_size 32 must be a multiple of heads 3"),
     ],
@@ -131,3 +132,21 @@ def test_a_directory_without_a_model_and_a_missing_gguf_file_are_refused(tmp_pat
 def test_no_corpus_is_refused_for_a_model_from_scratch():
     with pytest.raises(ConfigError, match="no training texts"):
         load_policy_model(ModelConfig(scratch=SMALL), corpus=(), seed=0)
+
+
+@pytest.mark.parametrize("path", ["nodir", "./nodir", "~/nodir", "a/b/c", "nodir/", "folder/nodir", "file", "a b/c"])
+def test_a_path_that_can_only_be_here_is_refused_without_asking_the_hub(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"model\.path .* (no directory here|is not in the folder|is a file)"):
+        check_model_path(path)
+
+
+def test_directories_and_names_of_the_hub_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for path in ("", "folder", str(tmp_path), "Qwen/Qwen3-0.6B", "openai-community/gpt2"):
+        check_model_path(path)

@@ -12,7 +12,7 @@ from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
 from deepswe.rollout.agent import run_attempt, strip_thinking
 from deepswe.rollout.attempt import Attempt
-from deepswe.rollout.store import dump_trajectory, load_trajectory
+from deepswe.rollout.record import dump_trajectory, load_trajectory
 from deepswe.types import Ending, Graded, Message, Trajectory, Ungraded
 from tests.unit.rollout.guessing import Guessing, Number
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepswe.errors import StoreError
-from deepswe.rollout.store import TrajectoryStore, dump_trajectory, load_trajectory
+from deepswe.rollout.frames import compress, count_frames, decompress
+from deepswe.rollout.record import dump_trajectory, load_trajectory, pack_trajectory, unpack_trajectory
+from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded
 
 
@@ -31,17 +33,24 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=40)
 
 
 @settings(max_examples=50)
-@given(text=ANY_TEXT, error=ANY_TEXT, logprobs=st.lists(st.floats(max_value=0, allow_nan=False), max_size=4))
-def test_any_trajectory_survives_a_round_trip(text: str, error: str, logprobs: list[float]) -> None:
+@given(
+    text=ANY_TEXT,
+    error=ANY_TEXT,
+    logprobs=st.lists(st.floats(max_value=0, allow_nan=False), max_size=4) | st.lists(st.floats(width=32), max_size=4),
+    seen=st.lists(st.integers(0, 70_000) | st.integers(0, 2**32 - 1), max_size=4),
+)
+def test_any_trajectory_survives_a_round_trip(text: str, error: str, logprobs: list[float], seen: list[int]) -> None:
+    logprobs = [value if value == value else -1.0 for value in logprobs]  # no number equals itself
     original = Trajectory(
         task_id="t", attempt=1, phase="before", step=0,
-        spans=(TokenSpan(tuple(range(len(logprobs))), True, tuple(logprobs), 2),),
+        spans=(TokenSpan(tuple(seen), False), TokenSpan(tuple(range(len(logprobs))), True, tuple(logprobs), 2)),
         steps=(Step(text, ToolCall("x", {"k": text}), text), Step(text, None, "")),
         ending=Ending.ERROR, grade=Ungraded(error, "sandbox.start"), artifact=text, error=error,
     )  # fmt: skip
     line = dump_trajectory(original)
     assert line.count(b"\n") == 1
     assert load_trajectory(line) == original
+    assert unpack_trajectory(decompress(compress(pack_trajectory(original)))) == original
 
 
 def test_a_committed_batch_reads_back_in_the_order_of_its_attempts(tmp_path: Path) -> None:
@@ -61,14 +70,17 @@ def test_a_committed_batch_reads_back_in_the_order_of_its_attempts(tmp_path: Pat
     assert list(store.read("before")) == []
 
 
-def test_a_torn_last_line_is_dropped_and_the_rest_taken_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [1, 7, 11, 12, 13, 60, -1])
+def test_a_record_torn_anywhere_is_dropped_and_the_rest_taken_up(kept: int, tmp_path: Path) -> None:
     store = TrajectoryStore(tmp_path)
     segment, _ = store.begin("train", 0, keep=True)
     with segment:
         segment.append(trajectory("a"))
-    partial = tmp_path / "trajectories" / "train-000000.partial.jsonl"
+    partial = tmp_path / "trajectories" / "train-000000.partial.zst"
     with partial.open("ab") as file:
-        file.write(dump_trajectory(trajectory("b"))[:-20])
+        file.write(compress(pack_trajectory(trajectory("b")))[:kept])
+    assert count_frames(partial)[0] == 1
+    assert [t.task_id for t in store.recorded("train", 0)] == ["a"]
     segment, found = store.begin("train", 0, keep=True)
     with segment:
         assert [t.task_id for t in found] == ["a"]
@@ -114,15 +126,136 @@ def test_a_full_disk_is_one_clear_error_and_keeps_what_was_written(tmp_path: Pat
     assert [t.task_id for t in store.read()] == ["a", "c"]
 
 
-def test_an_unreadable_line_names_its_file_and_line(tmp_path: Path) -> None:
-    store = TrajectoryStore(tmp_path)
-    with store.begin("train", 0, keep=True)[0] as segment:
-        segment.append(trajectory())
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"task_id": None},
+        {"steps": [[5], [0], ["finish"], [["command"]], [[6]], [3], [0.1], [0.2]]},
+        {"steps": [[5], [0], ["finish"], [[1]], [[6]], [""], [0.1], [0.2]]},
+        {"steps": [[5], [0], ["finish"], [["command"]], [[600]], [""], [0.1], [0.2]]},
+        {"steps": [[5], [-5], ["finish"], [["command"]], [[6]], [""], [0.1], [0.2]]},
+        {"steps": [[5], [0], ["finish"], [["command"]], [[6]], [""], ["0.1"], [0.2]]},
+        {"steps": [[], [], [], [], [], [], []]},
+        {"spans": [[2, 2], [False, True], [0, 7], False, "f"]},
+        {"spans": [[2, 1], [0, 1], [0, 7], False, "f"]},
+        {"spans": [[2, 1], [False, True], [0, 7], False, "x"]},
+        {"spans": [[2, 1], [False, True], [0, 7], True, "f"]},
+        {"spans": [[2, 1], [False, True], [0, 7]]},
+        {"grade": {"kind": "graded", "reward": float("inf")}},
+        {"usage": [[1, 2]]},
+    ],
+)
+def test_a_packed_record_with_a_value_of_the_wrong_kind_is_refused(change: dict[str, object]) -> None:
+    head, _, numbers = pack_trajectory(trajectory()).partition(b"\n")
+    with pytest.raises(StoreError, match="not a packed trajectory"):
+        unpack_trajectory(json.dumps(json.loads(head) | change).encode() + b"\n" + numbers)
+
+
+def committed(tmp_path: Path, *items: Trajectory) -> Path:
+    with TrajectoryStore(tmp_path).begin("train", 3, keep=True)[0] as segment:
+        for item in items:
+            segment.append(item)
         segment.commit()
-    with (tmp_path / "trajectories" / "train-000000.jsonl").open("ab") as file:
+    return tmp_path / "trajectories" / "train-000003.zst"
+
+
+def test_one_trajectory_is_read_without_the_others_of_its_batch(tmp_path: Path) -> None:
+    path = committed(tmp_path, trajectory("b", 1), trajectory("a", 0), trajectory("b", 0, "x"))
+    data = bytearray(path.read_bytes())
+    data[20] ^= 0xFF  # the first record is damaged; who asks for another does not see it
+    path.write_bytes(data)
+    store = TrajectoryStore(tmp_path)
+    assert store.get("train", 3, "b", 0) == trajectory("b", 0, "x")
+    assert store.get("train", 3, "a", 0) == trajectory("a", 0)
+    assert store.get("train", 3, "a", 1) is None
+    assert store.get("train", 4, "a", 0) is None
+    with pytest.raises(StoreError, match=r"train-000003\.zst"):
+        store.get("train", 3, "b", 1)
+
+
+@pytest.mark.parametrize("place", range(0, 400, 23))
+def test_a_flipped_byte_anywhere_is_one_clear_error_that_names_the_file(place: int, tmp_path: Path) -> None:
+    path = committed(tmp_path, trajectory("a"), trajectory("b"))
+    data = bytearray(path.read_bytes())
+    data[place % len(data)] ^= 0x55
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"train-000003\.zst"):
+        list(TrajectoryStore(tmp_path).read())
+
+
+def test_a_committed_segment_that_was_cut_is_refused(tmp_path: Path) -> None:
+    path = committed(tmp_path, trajectory("a"), trajectory("b"))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(StoreError, match=r"train-000003\.zst: the index cannot be read"):
+        list(TrajectoryStore(tmp_path).read())
+
+
+def test_killed_between_the_index_and_the_rename_nothing_is_lost(tmp_path: Path) -> None:
+    path = committed(tmp_path, trajectory("a"), trajectory("b"))
+    path.rename(path.with_name("train-000003.partial.zst"))
+    segment, found = TrajectoryStore(tmp_path).begin("train", 3, keep=True)
+    with segment:
+        segment.append(trajectory("c"))
+        segment.commit()
+    assert [t.task_id for t in found] == ["a", "b"]
+    store = TrajectoryStore(tmp_path)
+    assert [t.task_id for t in store.read()] == ["a", "b", "c"]
+    assert store.get("train", 3, "c", 0) == trajectory("c")
+
+
+def test_what_the_infrastructure_ended_is_made_again_and_the_index_knows(tmp_path: Path) -> None:
+    failed = Trajectory("x", 0, "train", 3, (), (), Ending.ERROR, Ungraded("gone", "sandbox.start"))
+    segment, _ = TrajectoryStore(tmp_path).begin("train", 3, keep=True)
+    with segment:
+        for item in (failed, trajectory("a"), trajectory("b")):
+            segment.append(item)
+    segment, found = TrajectoryStore(tmp_path).begin("train", 3, keep=True)
+    with segment:
+        assert [t.task_id for t in found] == ["a", "b"]
+        segment.append(trajectory("x"))
+        segment.commit()
+    store = TrajectoryStore(tmp_path)
+    assert [store.get("train", 3, name, 0) for name in "abx"] == [trajectory(name) for name in "abx"]
+    assert len(list((tmp_path / "trajectories" / "abandoned").iterdir())) == 1
+
+
+def test_a_store_of_lines_of_json_is_still_read(tmp_path: Path) -> None:
+    place = tmp_path / "trajectories" / "train-000003.jsonl"
+    place.parent.mkdir()
+    place.write_bytes(dump_trajectory(trajectory("b")) + dump_trajectory(trajectory("a")))
+    store = TrajectoryStore(tmp_path)
+    assert [t.task_id for t in store.committed("train", 3) or ()] == ["a", "b"]
+    assert store.get("train", 3, "a", 0) == trajectory("a")
+    assert store.get("train", 3, "a", 1) is None
+    assert store.segments() == (("train", 3),)
+    with pytest.raises(StoreError, match="committed already"):
+        store.begin("train", 3, keep=True)
+    with place.open("ab") as file:
         file.write(b'{"task_id": 3}\n')
-    with pytest.raises(StoreError, match=r"train-000000\.jsonl:2"):
+    with pytest.raises(StoreError, match=r"train-000003\.jsonl:3"):
         list(store.read())
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_lines_of_json_in_flight_are_taken_up(keep: bool, tmp_path: Path) -> None:
+    place = tmp_path / "trajectories" / "train-000003.partial.jsonl"
+    place.parent.mkdir()
+    place.write_bytes(dump_trajectory(trajectory("a")) + dump_trajectory(trajectory("b"))[:-20])
+    store = TrajectoryStore(tmp_path)
+    assert [t.task_id for t in store.recorded("train", 3)] == ["a"]
+    segment, found = store.begin("train", 3, keep=keep)
+    with segment:
+        segment.append(trajectory("b"))
+        segment.commit()
+    assert [t.task_id for t in found] == ["a"] * keep
+    assert [t.task_id for t in store.read()] == ["a"] * keep + ["b"]
+    assert not place.exists()
+
+
+def test_a_token_id_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
+    wrong = Trajectory("x", 0, "train", 3, (TokenSpan((-1,), False),), (), Ending.SUBMITTED, Graded(0.0))
+    with TrajectoryStore(tmp_path).begin("train", 3, keep=True)[0] as segment, pytest.raises(StoreError, match="token"):
+        segment.append(wrong)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from deepswe.evaluation.results import load_results, open_evaluation
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
 from deepswe.progress import Silent
+from deepswe.rollout.frames import read_frames
 from deepswe.rollout.reference import SUBMIT
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.cassette_play import load_tape, play
@@ -122,10 +123,12 @@ def test_another_policy_or_budget_is_another_evaluation(tmp_path: Path) -> None:
 def test_a_killed_evaluation_goes_on_and_gives_the_same_table(tmp_path: Path) -> None:
     whole = evaluate(lake(tmp_path / "a"))
     done = evaluate(lake(tmp_path / "b"))
-    committed = done.run / "trajectories" / f"{done.phase}-000000.jsonl"
-    lines = committed.read_bytes().splitlines(keepends=True)
+    committed = done.run / "trajectories" / f"{done.phase}-000000.zst"
+    with committed.open("rb") as file:
+        records = [frame.data for frame in read_frames(file)]
     committed.unlink()
-    (done.run / "trajectories" / f"{done.phase}-000000.partial.jsonl").write_bytes(b"".join(lines[:3]) + lines[3][:50])
+    partial = done.run / "trajectories" / f"{done.phase}-000000.partial.zst"
+    partial.write_bytes(b"".join(records[:3]) + records[3][:50])
     tallies: list[Tally] = []
     again = evaluate(lake(tmp_path / "b"), watch=tallies.append)
     assert tallies[0].known == 3

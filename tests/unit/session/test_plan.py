@@ -6,7 +6,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from deepswe.cli.main import app
+from deepswe.cli.app import build_app
 from deepswe.config import ModelConfig, build_recipe, load_recipe
 from deepswe.errors import ConfigError
 from deepswe.session.plan import FAMILY, check_plan, model_configuration, plan_recipe
@@ -104,11 +104,11 @@ def test_the_command_prints_the_plan(tmp_path):
         '[run]\nname = "r"\n[tasks]\nkind = "frozenlake"\n[model.scratch]\nhidden_size = 32\nlayers = 2\nheads = 2\n'
         "[rollout]\nmax_tokens = 256\nmax_turn_tokens = 64\n"
     )
-    shown = CliRunner().invoke(app, ["plan", str(path)])
+    shown = CliRunner().invoke(build_app(), ["plan", str(path)])
     assert shown.exit_code == 0, shown.output
     assert "parameters" in shown.output
     assert "sandboxes:" in shown.output
-    made = json.loads(CliRunner().invoke(app, ["plan", str(path), "--json"]).output)
+    made = json.loads(CliRunner().invoke(build_app(), ["plan", str(path), "--json"]).output)
     assert made["step_s"]["step"] > 0
     assert made["problems"] == []
 

@@ -114,4 +114,4 @@ def check_accounts(wanted: Recipe, directory: Path) -> None:
     total = sum(row["tokens"] for row in rows.values())
     if not ledger.dropped:
         assert total == sum(lengths.values()), "a row counts other tokens than its groups have"
-    assert not list((directory / "trajectories").glob("*.partial.jsonl"))
+    assert not list((directory / "trajectories").glob("*.partial.*"))

@@ -1,6 +1,8 @@
 """The simulator runs in virtual time, sees what waits, and names the part to have more of."""
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -86,3 +88,50 @@ def test_options_that_cannot_be_honoured_are_refused_at_load() -> None:
 def make(directory: Path) -> Path:
     directory.mkdir()
     return directory
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("request_tokens_per_s = 1e-300", "request_tokens_per_s: .* greater than or equal to 1 "),
+        ("gpus = 8\nlearner_gpus = 8", "learner_gpus 8 leaves none of 8 gpus to sample"),
+        ("turns = {median = 1e6}", "turns.median is 1e\\+06; at most 10,000 can be simulated"),
+        ("turns = {median = 10, sigma = 1e9, most = 100}", "turns.sigma: .* less than or equal to 10 "),
+        ("observation_tokens = {median = 1e8}", "at most 10,000,000 can be simulated"),
+        ("prompt_tokens = 1000000000000", "prompt_tokens: "),
+        ("publish_s = -1", "publish_s: "),
+    ],
+)
+def test_a_profile_that_would_not_end_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        load_profile(tmp_path / "p.toml")
+
+
+def test_more_attempts_than_can_be_simulated_are_refused(tmp_path: Path) -> None:
+    many = recipe(4)
+    many = many.model_copy(update={"rollout": many.rollout.model_copy(update={"tasks_per_step": 10**9})})
+    with pytest.raises(ConfigError, match="more than can be simulated"):
+        simulate(many, PROFILE, tmp_path)
+
+
+def test_the_shortest_lives_end(tmp_path: Path) -> None:
+    least = Spread(median=1e-300)
+    quick = {"turns": least, "turn_tokens": least, "tool_s": least, "start_s": least, "grade_s": least, "publish_s": 0}
+    assert simulate(recipe(4), PROFILE.model_copy(update=quick), make(tmp_path / "least")).steps_per_hour > 0
+
+
+def test_sigterm_ends_a_simulation_at_any_moment_without_a_traceback() -> None:
+    closed: list[str] = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            for _ in range(10**9):
+                await asyncio.sleep(1)
+        finally:
+            closed.append("work")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_virtual(work())
+    assert closed == ["work"]

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import Qwen3ForCausalLM
 
 from deepswe.config import VllmConfig
 from deepswe.errors import ConfigError, PolicyError
 from deepswe.policy.vllm import VllmPolicy
 from deepswe.session.serve import server_arguments, server_environment
 from deepswe.training.weights import FileTransfer, VllmWeights, mismatch
-from deepswe.training.weights_file import safetensors_writer, scorer
+from deepswe.training.weights_file import safetensors_writer, scorer, tied_names, with_copies
 from deepswe.training.weights_native import NativeTransfer
 from tests.unit.policy.test_vllm import serving
 from tests.unit.simulate.killing import recipe
 from tests.vllm_server.contract import PROMPT, greedy
+from tests.vllm_server.real import make_model, save_untied
 from tests.vllm_server.server import FakeVllm
 
 
@@ -47,6 +50,21 @@ def test_weights_are_written_loaded_compared_and_removed(tmp_path: Path) -> None
 
     asyncio.run(run())
     assert not list(tmp_path.iterdir())
+
+
+def test_an_untied_model_is_served_and_updated_as_the_tied_one_that_learns(tmp_path: Path) -> None:
+    learner = make_model()
+    save_untied(learner, tmp_path / "served")
+    served = Qwen3ForCausalLM.from_pretrained(tmp_path / "served")
+    assert served.lm_head.weight is not served.model.embed_tokens.weight
+    with torch.no_grad():
+        learner.model.embed_tokens.weight.add_(1.0)
+    (tmp_path / "new").mkdir()
+    safetensors_writer(with_copies(learner.named_parameters, tied_names(learner)))(tmp_path / "new")
+    served.load_state_dict(load_file(next((tmp_path / "new").iterdir())), strict=True)
+    ids = torch.tensor([[1, 2, 3]])
+    assert torch.equal(served(ids).logits, learner(ids).logits)
+    assert tied_names(served) == {}
 
 
 def test_a_server_that_cannot_load_is_left_out_and_none_at_all_is_an_error(tmp_path: Path) -> None:

@@ -43,8 +43,13 @@ def decoder_of(run: RunRecord, path: Path | None) -> Decode | None:
 
 def _load(file: Path) -> Decode:
     tokenizers = optional_module("tokenizers", "train", "show tokens as text")
-    with boundary("analysis.tokenizer", RunError):
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    try:
+        with boundary("analysis.tokenizer", RunError):
+            tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except RunError as error:
+        raise RunError(
+            f"{file} is no tokenizer ({error.__cause__}); give a tokenizer.json, or a directory that holds one"
+        ) from error
 
     def decode(tokens: Sequence[int]) -> str:
         with boundary("analysis.tokenizer", RunError):

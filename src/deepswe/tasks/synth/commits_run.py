@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from deepswe.errors import TaskError
+from deepswe.jsonl import sole_writer
 from deepswe.progress import Progress
 from deepswe.tasks.distributions import Pip
 from deepswe.tasks.layers import LayerCache
@@ -69,17 +70,18 @@ def commits_to_tasks(
     file_format(out)
     name = name or repository_name(source)
     path = beside(out, RECORD)
-    if path.exists() and not resume:
-        raise TaskError(f"{path} records an earlier search; add --resume, or remove it")
-    asked = {key: value for key, value in asdict(plan).items() if key not in _OF_THE_WALK}
-    with History(open_source(source, cache)) as history:
-        record = Record(path, {"commits": 1, "repository": name, **asked})
-        found = search(history, name, plan, record, cache, progress, pip=pip)
-        if not found.rows:
-            words = ", ".join(f"{count} {verdict}" for verdict, count in found.verdicts.items()) or "there are none"
-            raise TaskError(f"no commit of {source} became a task: {words}")
-        url = source if "://" in source else ""
-        tasks = assemble(found.rows, history, name, cache, progress, split=split, url=url, pip=pip)
-    save_task_set(tasks, out)
-    write_lock(make_lock(tasks, cache, progress, pip=pip), beside(out, LOCK))
-    return found
+    with sole_writer(path):
+        if path.exists() and not resume:
+            raise TaskError(f"{path} records an earlier search; add --resume, or remove it")
+        asked = {key: value for key, value in asdict(plan).items() if key not in _OF_THE_WALK}
+        with History(open_source(source, cache)) as history:
+            record = Record(path, {"commits": 1, "repository": name, **asked})
+            found = search(history, name, plan, record, cache, progress, pip=pip)
+            if not found.rows:
+                words = ", ".join(f"{count} {verdict}" for verdict, count in found.verdicts.items()) or "there are none"
+                raise TaskError(f"no commit of {source} became a task: {words}")
+            url = source if "://" in source else ""
+            tasks = assemble(found.rows, history, name, cache, progress, split=split, url=url, pip=pip)
+        save_task_set(tasks, out)
+        write_lock(make_lock(tasks, cache, progress, pip=pip), beside(out, LOCK))
+        return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepswe.errors import StoreError, TaskError
+from deepswe.jsonl import sole_writer
 from deepswe.progress import Progress
 from deepswe.tasks.bundled import RepositorySource, make_hidden_tests, make_task
 from deepswe.tasks.distributions import Pip
@@ -72,27 +73,32 @@ def synthesise(
     """
     file_format(out)
     place = out.with_name(f".{out.name}.journal")
-    if place.exists() and not resume:
-        raise StoreError(f"{place} is of an interrupted search; go on with --resume, or remove it to start anew")
-    source = open_project(spec, cache, pip or Pip(), progress)
-    recipe = source.recipe
-    search = {"project": [recipe.name, recipe.version, recipe.sha256], "plan": repr(plan), "rewritten": bool(writer)}
-    journal = Journal(place, search)
-    found = find_tasks(
-        source,
-        cache,
-        plan,
-        progress,
-        journal=journal.read(),
-        on_verdict=journal.add,
-        writer=writer,
-        pip=pip,
-    )
-    if not found.tasks:
-        raise TaskError(f"no bug in {recipe.name} became a task; verdicts: {dict(found.verdicts)}")
-    digest = save_task_set(task_set_of(found, source), out)
-    journal.path.unlink(missing_ok=True)
-    return Synthesis(recipe.name, recipe.version, len(found.tasks), dict(found.verdicts), found.covered, digest)
+    with sole_writer(place):
+        if place.exists() and not resume:
+            raise StoreError(f"{place} is of an interrupted search; go on with --resume, or remove it to start anew")
+        source = open_project(spec, cache, pip or Pip(), progress)
+        recipe = source.recipe
+        search = {
+            "project": [recipe.name, recipe.version, recipe.sha256],
+            "plan": repr(plan),
+            "rewritten": bool(writer),
+        }
+        journal = Journal(place, search)
+        found = find_tasks(
+            source,
+            cache,
+            plan,
+            progress,
+            journal=journal.read(),
+            on_verdict=journal.add,
+            writer=writer,
+            pip=pip,
+        )
+        if not found.tasks:
+            raise TaskError(f"no bug in {recipe.name} became a task; verdicts: {dict(found.verdicts)}")
+        digest = save_task_set(task_set_of(found, source), out)
+        journal.path.unlink(missing_ok=True)
+        return Synthesis(recipe.name, recipe.version, len(found.tasks), dict(found.verdicts), found.covered, digest)
 
 
 def task_set_of(found: Found, source: RepositorySource) -> TaskSet:

@@ -17,6 +17,7 @@ the line with the bug either fails a hidden case or agrees with the right line o
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from random import Random
@@ -25,6 +26,7 @@ from typing import Any
 
 from deepswe.config import MicroTasks
 from deepswe.errors import TaskError
+from deepswe.progress import Progress, Silent
 from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, UNSEEN_KINDS, Edit, apply, draw_kind, edits
 from deepswe.tasks.synth.micro.naming import Namer
 from deepswe.tasks.synth.micro.shapes import BY_NAME, SHAPES, Function, Shape, Value, write
@@ -67,16 +69,42 @@ class _Bug:
     got: str
 
 
-def micro_task_set(config: MicroTasks) -> TaskSet:
+def micro_task_set(config: MicroTasks, progress: Progress | None = None) -> TaskSet:
     """All splits of the configured set. The same config gives the same set; a larger split extends a smaller one."""
+    told = progress or Silent()
     tasks: list[Task] = []
     hidden: dict[str, HiddenTests] = {}
-    for split, count in (("train", config.train), ("heldout", config.heldout), ("unseen", config.unseen)):
+    counts = _counts(config)
+    told.begin("Micro tasks", sum(counts.values()))
+    for split, count in counts.items():
         for number in range(count):
             task, tests = micro_task(split, number, seed=config.seed)
             tasks.append(task)
             hidden[task.id] = tests
+            told.advance()
     return TaskSet(tasks=tuple(tasks), hidden=hidden)
+
+
+def named_micro_task(config: MicroTasks, task_id: str) -> tuple[Task, HiddenTests]:
+    """One task of the configured set by its id, without the others.
+
+    Raises:
+        TaskError: the set has none of that id.
+    """
+    counts = _counts(config)
+    found = re.fullmatch(r"micro-([a-z]+)-(\d{5,})", task_id, re.ASCII)
+    if found and int(found[2]) < counts.get(found[1], 0) and task_id == _id(found[1], int(found[2])):
+        return micro_task(found[1], int(found[2]), seed=config.seed)
+    known = ", ".join(f"{_id(split, 0)} to {_id(split, count - 1)}" for split, count in counts.items() if count)
+    raise TaskError(f"there is no task {task_id!r} in the set; there are {known}")
+
+
+def _counts(config: MicroTasks) -> dict[str, int]:
+    return {"train": config.train, "heldout": config.heldout, "unseen": config.unseen}
+
+
+def _id(split: str, number: int) -> str:
+    return f"micro-{split}-{number:05d}"
 
 
 def micro_task(split: str, number: int, *, seed: int) -> tuple[Task, HiddenTests]:
@@ -118,7 +146,7 @@ def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] |
     if random.random() < 0.3:
         files["README.md"] = f"Small functions: {', '.join(sorted(name for name in files if 'test_' not in name))}.\n"
     task = Task(
-        id=f"micro-{split}-{number:05d}",
+        id=_id(split, number),
         repo=f"micro/{path.removesuffix('.py')}",
         problem_statement=_issue(bug, path, random),
         repository=Repository(files=dict(sorted(files.items()))),

@@ -1,0 +1,33 @@
+"""Whether `model.path` is a directory here or a name of the hub, before anybody asks the network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from deepswe.errors import ConfigError
+
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+def check_model_path(path: str) -> None:
+    """Refuse a path that can only be a directory here, and is none. Empty, or a hub's owner/name, passes.
+
+    Raises:
+        ConfigError: it is a plain name, has another form than a hub's, or lies in a folder that is here.
+    """
+    if not path or Path(path).is_dir():
+        return
+    if Path(path).exists():
+        raise ConfigError(f"model.path {path!r} is a file; give the directory that holds it")
+    if not _HUB.fullmatch(path):
+        raise ConfigError(
+            f"model.path {path!r} is no directory here, and no name of the hub, which has the form owner/name; give "
+            "the directory of a model, or such a name"
+        )
+    folder = path.partition("/")[0]
+    if Path(folder).is_dir():
+        raise ConfigError(
+            f"model.path {path!r} is not in the folder {folder}, which is here; correct the path, or where the model "
+            f"of that name on the hub is meant, start in another directory"
+        )

@@ -1,0 +1,181 @@
+"""Where the wall time of a run goes: the model, the sandboxes, the learner, or this package itself.
+
+While the thread of the event loop computes, that is ours: parsing, rendering, recording, deciding. While it waits,
+the time belongs to what it waits for: the learner if an update is under way, else the model if a turn is sampled, else
+an environment if one is at work, and to nobody where none of them is. That last time is ours, too: tasks that are being
+made, files, reports. So what is ours is counted at its most; what others compute meanwhile takes nothing from it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from deepswe.atomic import write_atomically
+from deepswe.envs.base import Environment, HasId, Outcome, Suite, Verdict
+from deepswe.errors import RunError
+from deepswe.policy.base import Completion, Policy, Sampling
+from deepswe.types import Message
+
+PROFILE = "profile.json"
+"""Name of the file in a run directory."""
+Part = Literal["learner", "model", "sandbox"]
+PARTS: tuple[Part, ...] = ("learner", "model", "sandbox")
+"""In this order waiting is put down to them."""
+
+
+class Profiler:
+    """Adds up the wall time of one thread, that of the event loop, on which all its methods are called.
+
+    Args:
+        wall, cpu: clocks, in seconds: of the machine, and of what this thread has computed.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._wall, self._cpu = wall, cpu
+        self._last = (wall(), cpu())
+        self._in_flight: dict[str, int] = dict.fromkeys(PARTS, 0)
+        self._spent = dict.fromkeys((*PARTS, "loop", "alone"), 0.0)
+
+    @contextmanager
+    def inside(self, part: Part) -> Iterator[None]:
+        """That part is at work, also across awaits; any number of times at once."""
+        self._settle()
+        self._in_flight[part] += 1
+        try:
+            yield
+        finally:
+            self._settle()
+            self._in_flight[part] -= 1
+
+    def row(self) -> dict[str, float]:
+        """Seconds so far: wall_s; learner_s, model_s, sandbox_s and ours_s, which add up to it; of ours, loop_s (the
+        event loop computed) and alone_s (nothing else was at work)."""
+        self._settle()
+        spent = self._spent
+        return {
+            "wall_s": sum(spent.values()),
+            **{f"{part}_s": spent[part] for part in PARTS},
+            "ours_s": spent["loop"] + spent["alone"],
+            "loop_s": spent["loop"],
+            "alone_s": spent["alone"],
+        }
+
+    def _settle(self) -> None:
+        wall, cpu = self._wall(), self._cpu()
+        passed = wall - self._last[0]
+        computed = min(cpu - self._last[1], passed)
+        self._last = (wall, cpu)
+        self._spent["loop"] += computed
+        self._spent[next((part for part in PARTS if self._in_flight[part]), "alone")] += passed - computed
+
+
+def write_profile(path: Path, row: Mapping[str, float]) -> dict[str, float]:
+    """Write a profile, added to what earlier processes of the run wrote there; returns the whole with its shares.
+
+    Raises:
+        RunError: what is there is no profile.
+    """
+    whole = dict(row)
+    if path.exists():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+            whole = {name: seconds + float(before[name]) for name, seconds in row.items()}
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"{path} is no profile ({error}); move it away") from error
+    total = max(whole["wall_s"], 1e-9)
+    shares = {f"{part}_share": whole[f"{part}_s"] / total for part in (*PARTS, "ours")}
+    write_atomically(path, json.dumps({**whole, **shares}, indent=2) + "\n")
+    return {**whole, **shares}
+
+
+def describe_profile(row: Mapping[str, float]) -> str:
+    """One line for people."""
+    shares = ", ".join(f"{part} {100 * row[f'{part}_share']:.1f}%" for part in ("model", "sandbox", "learner", "ours"))
+    return f"{row['wall_s']:.0f} s: {shares}"
+
+
+class ProfiledPolicy:
+    """A policy whose turns are counted as the model's time."""
+
+    def __init__(self, policy: Policy, profiler: Profiler) -> None:
+        self._policy, self._profiler = policy, profiler
+
+    async def generate(
+        self, trajectory: str, stream: Sequence[int], sampling: Sampling, *, timeout_s: float
+    ) -> Completion:
+        """As the policy does."""
+        with self._profiler.inside("model"):
+            return await self._policy.generate(trajectory, stream, sampling, timeout_s=timeout_s)
+
+    @asynccontextmanager
+    async def cohort(self, names: Sequence[str], *, width: int = 0) -> AsyncIterator[None]:
+        """As the policy does."""
+        async with self._policy.cohort(names, width=width):
+            yield
+
+    async def release(self, trajectory: str) -> None:
+        """As the policy does."""
+        await self._policy.release(trajectory)
+
+
+class ProfiledSuite(Suite):
+    """A suite whose environments are counted as the sandboxes' time."""
+
+    def __init__(self, suite: Suite, profiler: Profiler) -> None:
+        self._suite, self._profiler = suite, profiler
+
+    def split(self, name: str) -> Sequence[HasId]:
+        """As the suite does."""
+        return self._suite.split(name)
+
+    def open(self, task: Any, *, seed: int) -> Environment:
+        """The suite's environment, watched."""
+        return _ProfiledEnvironment(self._suite.open(task, seed=seed), self._profiler)
+
+    def rehearse(self, task: Any, *, seed: int) -> Environment:
+        """The suite's environment, watched."""
+        return _ProfiledEnvironment(self._suite.rehearse(task, seed=seed), self._profiler)
+
+    def corpus(self) -> Iterator[str]:
+        """As the suite does."""
+        return self._suite.corpus()
+
+    def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
+        """As the suite does."""
+        return self._suite.reference(task, seed=seed)
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """As the suite does."""
+        return self._suite.tools()
+
+    def describe(self, task: Any) -> Mapping[str, str]:
+        """As the suite does."""
+        return self._suite.describe(task)
+
+
+class _ProfiledEnvironment:
+    def __init__(self, env: Environment, profiler: Profiler) -> None:
+        self._env, self._profiler = env, profiler
+
+    async def start(self) -> Sequence[Message]:
+        with self._profiler.inside("sandbox"):
+            return await self._env.start()
+
+    async def act(self, completion: str, *, timeout_s: float) -> Outcome:
+        with self._profiler.inside("sandbox"):
+            return await self._env.act(completion, timeout_s=timeout_s)
+
+    async def finish(self) -> Verdict:
+        with self._profiler.inside("sandbox"):
+            return await self._env.finish()
+
+    async def close(self) -> None:
+        with self._profiler.inside("sandbox"):
+            await self._env.close()
