@@ -1,5 +1,7 @@
 """Start sandboxes by the thousand and kill at random: a sandbox, the server in it, the launcher, the client.
 
+Of a sandbox any process is killed but the server: one that is just starting, bubblewrap, a command or a daemon.
+
 Clients open sandboxes that run daemons and write files; this program kills their processes with SIGKILL, and starts a
 new client when one is gone. At the end `deepswe sandbox reap` runs, and whatever is left is counted.
 Prints one JSON object as its last line; exits 0 only where nothing is left.
@@ -19,13 +21,15 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 from deepswe.cli.progress import TerminalProgress
 from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxError, SandboxUnavailable
 from deepswe.progress import Progress
 from deepswe.sandbox.base import SandboxSpec
-from deepswe.sandbox.bench import descendants
+from deepswe.sandbox.bench import children, descendants
+from deepswe.sandbox.launcher import TITLE
 from deepswe.sandbox.owner import PREFIX
 from deepswe.sandbox.pool import SandboxPool
 
@@ -39,8 +43,8 @@ STARTS_A_KILL = 4
 DAEMONS = f"(setsid sleep {MARK}1 &); (setsid sh -c 'trap \"\" TERM; sleep {MARK}2' &); echo x > file; sleep 0.0$RANDOM"
 
 
-async def client() -> None:
-    """Open and close sandboxes until somebody kills this process; a line on stdout for each start."""
+async def client(walls: Literal["auto", "bubblewrap"]) -> None:
+    """Open and close sandboxes until somebody kills this process; a dot on stdout for each start."""
     rng = random.Random()
 
     async def lives(pool: SandboxPool) -> None:
@@ -56,7 +60,7 @@ async def client() -> None:
 
     while True:
         try:
-            async with SandboxPool(SandboxConfig(concurrency=AT_ONCE), "kill") as pool:
+            async with SandboxPool(SandboxConfig(concurrency=AT_ONCE, walls=walls), "kill") as pool:
                 await asyncio.gather(*(lives(pool) for _ in range(AT_ONCE)))
         except SandboxUnavailable:  # its launcher was killed as it started
             continue
@@ -65,8 +69,9 @@ async def client() -> None:
 class Driver:
     """Keeps one client alive and kills around it."""
 
-    def __init__(self, starts: int, seed: int, place: Path, progress: Progress) -> None:
+    def __init__(self, starts: int, seed: int, walls: str, place: Path, progress: Progress) -> None:
         self.wanted = starts
+        self.command = [sys.executable, __file__, "--client", "--walls", walls]
         self.starts = 0
         self.kills: Counter[str] = Counter()
         self.rng = random.Random(seed)
@@ -78,8 +83,7 @@ class Driver:
         """Until there were so many starts."""
         self.progress.begin("starts", self.wanted)
         while self.starts < self.wanted:
-            command = [sys.executable, __file__, "--client"]
-            with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE) as process:
+            with subprocess.Popen(self.command, env=self.environment, stdout=subprocess.PIPE) as process:
                 self.owners.append(process.pid)
                 assert process.stdout is not None
                 os.set_blocking(process.stdout.fileno(), False)
@@ -113,18 +117,18 @@ class Driver:
 
 def find(client_pid: int, kind: str) -> list[int]:
     """The processes of a client that are of one kind."""
-    found = []
-    for pid in descendants(client_pid):
-        line = command_line(pid)
-        if b"launcher.py" in line:
-            own = "launcher"
-        elif b"--die-with-parent" in line:
-            own = "sandbox"
-        else:
-            own = "server" if b"server.pyc" in line else "other"
-        if own == kind:
-            found.append(pid)
-    return found
+    below = descendants(client_pid)
+    launchers = [pid for pid in children(client_pid) if pid in below and b"sandbox.launcher" in command_line(pid)]
+    if kind == "launcher":
+        return launchers
+    inside = [pid for pid in below if pid not in launchers]
+    servers = [pid for pid in inside if is_server(command_line(pid))]
+    return servers if kind == "server" else [pid for pid in inside if pid not in servers]
+
+
+def is_server(line: bytes) -> bool:
+    """Whether a command line is that of a sandbox's server, whichever way it was started."""
+    return TITLE.encode() in line or (b"server.pyc" in line and b"--die-with-parent" not in line)
 
 
 def kill(pid: int) -> None:
@@ -165,15 +169,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="300 starts")
     parser.add_argument("--starts", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--walls", choices=("auto", "bubblewrap"), default="auto", help="see sandbox.walls")
     parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
-        asyncio.run(client())
+        asyncio.run(client(arguments.walls))
         return 0
     mounts = Path("/proc/self/mounts").read_text()
     with tempfile.TemporaryDirectory(prefix="deepswe-kill-") as name, TerminalProgress() as progress:
         place = Path(name)
-        driver = Driver(300 if arguments.quick else arguments.starts, arguments.seed, place, progress)
+        driver = Driver(300 if arguments.quick else arguments.starts, arguments.seed, arguments.walls, place, progress)
         driver.run()
         command = [sys.executable, "-m", "deepswe", "sandbox", "reap", "--backend", "bubblewrap"]
         subprocess.run(command, env=driver.environment, check=True, stdout=subprocess.DEVNULL)
@@ -187,6 +192,7 @@ def main() -> int:
     for text in (*processes, *groups, *directories, *ours):
         print("left:", text, file=sys.stderr)
     row = {
+        "walls": arguments.walls,
         "starts": driver.starts,
         "kills": sum(driver.kills.values()),
         **{f"kills_{kind}": driver.kills[kind] for kind in KINDS},

@@ -124,7 +124,10 @@ class Sandbox(Protocol):
 
     @property
     def enforced(self) -> Mapping[str, str]:
-        """The limits really in force: limit name -> how ("cgroup v1", "rlimit", "tmpfs", "none")."""
+        """The limits really in force: limit name -> how ("cgroup v1", "rlimit", "tmpfs", "none").
+
+        Also `walls`: what built them, where a backend has more than one way.
+        """
 
     async def exec(
         self,

@@ -147,7 +147,7 @@ def bare_bwrap() -> Iterator[Callable[[Sequence[str]], float]]:
         shown = view(host, SandboxSpec())
         for directory, mode in shown.directories:
             (host.upper / directory).mkdir(mode=mode)
-        argv = [*host.head, *shown.argv, *host.tail[: host.tail.index("--")], "--"]
+        argv = [str(host.bwrap), *host.head, *shown.argv, *host.tail[: host.tail.index("--")], "--"]
         rules = os.open(host.seccomp, os.O_RDONLY)
         place = argv.index("--seccomp") + 1
 
@@ -217,17 +217,21 @@ async def _alive(progress: Progress, number: int) -> tuple[float, int, float]:
 def descendants(pid: int) -> list[int]:
     """Processes that a process started, and those that these started."""
     found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started."""
     try:
-        children = [
+        return [
             int(child)
             for task in Path(f"/proc/{pid}/task").iterdir()
             for child in (task / "children").read_text().split()
         ]
     except OSError:
         return []
-    for child in children:
-        found += [child, *descendants(child)]
-    return found
 
 
 def _is_in_sandbox(pid: int) -> bool:
@@ -236,7 +240,7 @@ def _is_in_sandbox(pid: int) -> bool:
         line = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"launcher.py" not in line
+    return b"deepswe.sandbox.launcher" not in line
 
 
 def _pss_mib(pid: int) -> float:

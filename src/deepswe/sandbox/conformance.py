@@ -332,9 +332,9 @@ async def a_fresh_sandbox_is_clean(ground: Ground) -> None:
 
 
 async def every_limit_is_accounted_for(ground: Ground, sandbox: Sandbox) -> None:
-    """`enforced` names each limit, and who closes the network if that is not the sandbox itself."""
+    """`enforced` names each limit; also what built the walls, and what else than the sandbox closes the network."""
     names = {"memory_mib", "disk_mib", "pids", "cpus", "output_bytes"}
-    expect(set(sandbox.enforced) - {"network"} == names, f"enforced names {sorted(sandbox.enforced)}")
+    expect(set(sandbox.enforced) - {"network", "walls"} == names, f"enforced names {sorted(sandbox.enforced)}")
 
 
 async def processor_time_is_bounded(ground: Ground) -> None:

@@ -1,19 +1,23 @@
 """The launcher: one small process per pool that starts and ends sandboxes for the supervisor.
 
 The supervisor may be a large process with an event loop that must not stall; forking it, or moving a process between
-control groups, would. So it asks this process, started once as `python -I -S -E launcher.py`, over one inherited
-socket (SEQPACKET, JSON messages, one descriptor passed per start).
+control groups, would. So it asks this process, started once as `python -I -S -E` with nothing but this module, over one
+inherited socket (SEQPACKET, JSON messages, one descriptor passed per start).
+
+A sandbox is started in one of two ways, chosen once (`choose`): by a clone of this process that builds the walls around
+itself and goes on as the server (`walls`), or by bubblewrap, which starts an interpreter for the server. The first
+needs no exec and no second interpreter; the second is the fallback.
 
 It lives in a mount namespace of its own (with a user namespace of its own for a plain user), in which each sandbox's
 writable files get a size-limited tmpfs; a mount thus cannot outlive the process that made it. It watches the supervisor
-through a pidfd: when that dies, by whatever signal, it ends, and with it every bubblewrap (`--die-with-parent`).
+through a pidfd: when that dies, by whatever signal, it ends, and with it every sandbox (`PR_SET_PDEATHSIG`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
+import gc
 import json
 import os
 import select
@@ -21,66 +25,65 @@ import signal
 import socket
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-SERVER_CONTROL, SERVER_RULES = 3, 4
-"""Where a sandbox's server finds its socket, and bubblewrap the system call filter."""
-CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
-PR_SET_PDEATHSIG = 1
+from deepswe.sandbox import server, syscalls, walls
+from deepswe.sandbox.walls import Builder, write
+
+SERVER_RULES = 4
+"""Where bubblewrap finds the system call filter."""
+FORKED, BUBBLEWRAP = "forked", "bubblewrap"
+"""The two ways to start a sandbox."""
 MESSAGE_BYTES = 1 << 20
 TAIL_BYTES = 2000
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _check(result: int, what: str) -> None:
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
-
-
-def unshare(flags: int) -> None:
-    """unshare(2)."""
-    _check(_libc.unshare(flags), "unshare")
-
-
-def mount(source: str, target: str, kind: str, flags: int, options: str) -> None:
-    """mount(2)."""
-    result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
-    _check(result, f"mount {kind} on {target}")
+IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TITLE = "deepswe-sandbox-server"
+"""Process 1 of a sandbox, as a list of processes shows it; the pool's directory follows."""
 
 
 def enter_namespaces() -> None:
     """Get a private mount namespace; where that is not allowed directly, inside a new user namespace."""
     try:
-        unshare(CLONE_NEWNS)
+        syscalls.unshare(syscalls.CLONE_NEWNS)
     except PermissionError:
         uid, gid = os.getuid(), os.getgid()
-        unshare(CLONE_NEWUSER | CLONE_NEWNS)
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{uid} {uid} 1")
-        _write("/proc/self/gid_map", f"{gid} {gid} 1")
-    mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+        syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+        proc = os.open("/proc", os.O_PATH)
+        walls.map_ids(proc, uid, uid, gid, gid)
+        os.close(proc)
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE, "")
 
 
-def _write(path: str, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+class Host(NamedTuple):
+    """What all sandboxes share; see `deepswe.sandbox.view.Host`.
+
+    Attributes:
+        bwrap, head, tail: bubblewrap, and its arguments before and after those of a sandbox.
+        upper, template, root: empty directories to mount on.
+        rules: file of the system call filter.
+        builder: starts sandboxes without bubblewrap; None if that does not work here.
+    """
+
+    bwrap: str
+    head: list[str]
+    tail: list[str]
+    upper: str
+    template: str
+    root: str
+    rules: str
+    builder: Builder | None = None
 
 
 class Launcher:
     """The loop: requests from the supervisor, ends of sandboxes, the end of the supervisor."""
 
-    def __init__(self, supervisor: int, control: int) -> None:
-        """Serve descriptor `control` and watch process `supervisor`."""
-        self.socket = socket.socket(fileno=control)
-        self.control = control
+    def __init__(self, supervisor: int, control: socket.socket, host: Host) -> None:
+        """Serve `control` and watch process `supervisor`."""
+        self.socket = control
+        self.control = control.fileno()
+        self.host = host
         self.poll = select.poll()
-        self.poll.register(control, select.POLLIN)
+        self.poll.register(self.control, select.POLLIN)
         self.watch = os.pidfd_open(supervisor)
         self.poll.register(self.watch, select.POLLIN)
         self.alive: dict[int, tuple[str, int, int, float]] = {}
@@ -140,11 +143,8 @@ class Launcher:
     def start(self, request: dict[str, Any], control: int) -> None:
         """Fork one sandbox; `control` is its end of the supervisor's socket."""
         errors = os.memfd_create("stderr")
-        own = os.getpid()
         try:
-            process = os.fork()
-            if process == 0:
-                become(request, control, errors, own)
+            process = spawn(self.host, request, control, errors)
             descriptor = os.pidfd_open(process)
         except OSError as error:
             os.close(errors)
@@ -184,47 +184,151 @@ def end_group(process: int) -> None:
             continue
 
 
-def become(request: dict[str, Any], control: int, errors: int, launcher: int) -> NoReturn:
+def spawn(host: Host, request: dict[str, Any], control: int, errors: int) -> int:
+    """Start the process that will be, or will start, the sandbox's server; its id."""
+    own = os.getpid()
+    if host.builder is None:
+        process = os.fork()
+        if process == 0:
+            become_bubblewrap(host, request, control, errors, own)
+        return process
+    process = syscalls.clone(walls.NAMESPACES)
+    if process == 0:
+        become_server(host.builder, request, control, errors, own)
+    return process
+
+
+def become_server(builder: Builder, request: dict[str, Any], control: int, errors: int, launcher: int) -> NoReturn:
+    """In the child: build the walls around this process and serve. Whatever happens, it does not return."""
+    words = ""
+    try:
+        os.dup2(errors, 2)
+        os.dup2(control, server.CONTROL)
+        default_signals()
+        directories = dict(request["directories"])
+        builder.enter(launcher, request["cgroups"], request["options"], directories, walls.read_steps(request["view"]))
+        change_title(f"{TITLE} {os.path.dirname(builder.upper)}/".encode())
+        import_nothing_more()
+        if request["op"] == "start":
+            server.serve(request["limits"])
+        os._exit(0)
+    except (OSError, walls.NotKnown) as error:
+        words = str(error)
+    finally:
+        os.write(2, f"launcher: {words or repr(sys.exc_info()[1])}".encode())
+        os._exit(1)
+
+
+def become_bubblewrap(host: Host, request: dict[str, Any], control: int, errors: int, launcher: int) -> NoReturn:
     """In the child: promise to die with the launcher, enter the control groups, make the tmpfs, become bubblewrap."""
     try:
-        _check(_libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != launcher:
             os._exit(1)
         os.setpgid(0, 0)
         os.dup2(errors, 2)
+        default_signals()
         for path in request["cgroups"]:
-            _write(path, "0")
-        unshare(CLONE_NEWNS)
-        mount("tmpfs", request["upper"], "tmpfs", MS_NOSUID | MS_NODEV, request["options"])
+            write(path, "0")
+        syscalls.unshare(syscalls.CLONE_NEWNS)
+        flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+        syscalls.mount("tmpfs", host.upper, "tmpfs", flags, request["options"])
         for name, mode in request["directories"]:
-            os.mkdir(os.path.join(request["upper"], name))
-            os.chmod(os.path.join(request["upper"], name), mode)
-        for source, target in ((control, SERVER_CONTROL), (os.open(request["seccomp"], os.O_RDONLY), SERVER_RULES)):
+            os.mkdir(os.path.join(host.upper, name))
+            os.chmod(os.path.join(host.upper, name), mode)
+        for source, target in ((control, server.CONTROL), (os.open(host.rules, os.O_RDONLY), SERVER_RULES)):
             os.dup2(source, target)
             os.set_inheritable(target, True)
-        argv: list[str] = request["argv"]
+        argv: list[str] = [host.bwrap, *host.head, *request["view"], *host.tail, *request["limits"]]
         os.execve(argv[0], argv, {})
     except OSError as error:
         os.write(2, f"launcher: {error}".encode())
-    os._exit(1)
+    finally:
+        os._exit(1)
+
+
+def default_signals() -> None:
+    """Signals as a program expects them; what the launcher ignores, its sandboxes' commands must not."""
+    for name in IGNORED:
+        signal.signal(name, signal.SIG_DFL)
+
+
+def import_nothing_more() -> None:
+    """What would be found on the path now are the sandbox's files; all that the server needs is loaded."""
+    for places in (sys.path, sys.path_hooks, sys.meta_path):
+        places.clear()
+    sys.path_importer_cache.clear()
+
+
+def change_title(title: bytes) -> None:
+    """What `ps` shows of this process, without the launcher's arguments, which name paths of the host."""
+    with open("/proc/self/stat", "rb") as file:
+        words = file.read().rpartition(b")")[2].split()
+    start, end = int(words[45]), int(words[46])  # arg_start and arg_end, fields 48 and 49 of proc_pid_stat(5)
+    if 0 < start < end:
+        syscalls.overwrite(start, end - start, title)
+    syscalls.name_process(title)
+
+
+def choose(message: dict[str, Any]) -> tuple[Host, str]:
+    """The one place that decides how sandboxes are started: forked where a trial of it succeeds.
+
+    Returns:
+        the host, and why it is bubblewrap; empty if it is not.
+    """
+    host = Host(**message["host"])
+    if message["way"] == BUBBLEWRAP:
+        return host, "sandbox.walls asks for it"
+    try:
+        plan = walls.read_plan(host.head)
+        with open(host.rules, "rb") as file:
+            rules = file.read()
+        template = walls.Template(plan, host.template, host.upper)
+        builder = Builder(plan, template, host.upper, host.root, rules, os.getuid(), os.getgid())
+        forked = host._replace(builder=builder)
+        words = attempt(forked, message["cgroups"])
+    except (OSError, walls.NotKnown) as error:
+        words = str(error)
+    if not words:
+        return forked, ""
+    with contextlib.suppress(OSError):
+        syscalls.unmount(host.template)
+    return host, words
+
+
+def attempt(host: Host, cgroups: list[str]) -> str:
+    """Start a sandbox in some control groups that ends at once; why that failed, or nothing."""
+    errors = os.memfd_create("stderr")
+    request: dict[str, Any] = {"op": "try", "cgroups": cgroups, "view": [], "options": "mode=755,size=1m", "limits": []}
+    request["directories"] = [("tmp", 0o1777), ("home", 0o755), ("shm", 0o1777)]
+    try:
+        _, status = os.waitpid(spawn(host, request, errors, errors), 0)
+        words = os.pread(errors, TAIL_BYTES, 0).decode("utf-8", "replace")
+    finally:
+        os.close(errors)
+    return words or ("" if status == 0 else f"status {status}")
 
 
 def main() -> None:
-    """Arguments: the supervisor's process, and the descriptor of our end of its socket."""
-    supervisor, control = int(sys.argv[1]), int(sys.argv[2])
-    os.set_inheritable(control, False)
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    """Arguments: where this package is, the pool's directory, the supervisor's process, our end of its socket."""
+    supervisor, control = int(sys.argv[3]), socket.socket(fileno=int(sys.argv[4]))
+    os.set_inheritable(control.fileno(), False)
+    os.umask(0o022)
+    for name in IGNORED:
         signal.signal(name, signal.SIG_IGN)
-    launcher = Launcher(supervisor, control)
+    message = json.loads(control.recv(MESSAGE_BYTES) or b"{}")
+    if not message:
+        return
     try:
         enter_namespaces()
     except OSError as error:
-        launcher.send({"ready": False, "errno": error.errno or errno.EPERM, "error": str(error.strerror)})
+        answer = {"ready": False, "errno": error.errno or errno.EPERM, "error": str(error.strerror)}
+        control.sendall(json.dumps(answer).encode())
         return
-    launcher.send({"ready": True})
+    host, why = choose(message)
+    gc.collect()
+    gc.freeze()  # children share what they do not touch
+    launcher = Launcher(supervisor, control, host)
+    launcher.send({"ready": True, "way": FORKED if host.builder else BUBBLEWRAP, "why": why})
     launcher.run()
     launcher.end()
-
-
-if __name__ == "__main__":
-    main()

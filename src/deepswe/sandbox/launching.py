@@ -17,6 +17,7 @@ from deepswe.sandbox.base import Limits
 from deepswe.sandbox.cgroups import Group
 from deepswe.sandbox.view import Host, View, disk_mib, interpreter
 
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from deepswe.sandbox.launcher import main; main()"
 LAUNCHER_GONE = "the sandbox launcher is gone; open a new pool"
 _INODES_PER_MIB = 256
 FOR_EVER_S = 1e9
@@ -25,20 +26,26 @@ FOR_EVER_S = 1e9
 class Launcher:
     """The supervisor's side of the launcher process. Belongs to one pool."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, way: str = launcher_program.FORKED, group: Group | None = None) -> None:
         """Start the process and wait (some 50 ms) until it has its namespaces.
+
+        Args:
+            host: what the sandboxes share.
+            way: how to start them, if it works here.
+            group: an empty control group, to find out whether that works.
 
         Raises:
             SandboxUnavailable: this machine does not allow them.
         """
-        self._host = host
         self._ends: dict[str, asyncio.Future[str]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: deque[tuple[bytes, socket.socket | None]] = deque()
         self._gone = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
-        argv = [interpreter(), "-I", "-S", "-E", launcher_program.__file__, str(os.getpid()), str(theirs.fileno())]
+        package = Path(launcher_program.__file__).parents[2]
+        argv = [interpreter(), "-I", "-S", "-E", "-X", "utf8", "-c", _PROGRAM, str(package), f"{host.directory}/"]
+        argv += [str(os.getpid()), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
                 argv,
@@ -51,13 +58,17 @@ class Launcher:
             )
         ours.settimeout(20)
         try:
+            trial = list(group.entrances) if group else []
+            ours.sendall(json.dumps({"way": way, "host": _shared(host), "cgroups": trial}).encode())
             answer = json.loads(ours.recv(launcher_program.MESSAGE_BYTES) or b"{}")
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):
             answer = {}
         ours.setblocking(False)
         if not answer.get("ready"):
             self.stop()
             raise SandboxUnavailable(explain_refusal(answer.get("error", "the launcher ended at once")))
+        self.way = answer["way"] + (f" ({answer['why']})" if answer["why"] else "")
+        """How sandboxes are started, and why if by bubblewrap."""
 
     def start(
         self, name: str, view: View, limits: Limits, group: Group, control: socket.socket, lifetime_s: float
@@ -72,12 +83,11 @@ class Launcher:
             "op": "start",
             "name": name,
             "lifetime_s": min(lifetime_s, FOR_EVER_S),
-            "argv": [*self._host.head, *view.argv, *self._host.tail, *_resource_limits(limits, group)],
+            "view": view.argv,
+            "limits": _resource_limits(limits, group),
             "cgroups": list(group.entrances),
-            "upper": str(self._host.upper),
             "options": f"size={size}m,nr_inodes={size * _INODES_PER_MIB},mode=755",
             "directories": view.directories,
-            "seccomp": str(self._host.seccomp),
         }
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._ends[name] = ended
@@ -190,6 +200,19 @@ def explain_refusal(error: str, settings: Path = Path("/proc/sys")) -> str:
         f"this machine does not allow namespaces ({error}); in a container start it with --privileged or "
         "--security-opt seccomp=unconfined --cap-add SYS_ADMIN, or use another sandbox backend"
     )
+
+
+def _shared(host: Host) -> dict[str, Any]:
+    """As the launcher's `Host`."""
+    return {
+        "bwrap": str(host.bwrap),
+        "head": host.head,
+        "tail": host.tail,
+        "upper": str(host.upper),
+        "template": str(host.template),
+        "root": str(host.root),
+        "rules": str(host.seccomp),
+    }
 
 
 def _resource_limits(limits: Limits, group: Group) -> list[str]:

@@ -1,6 +1,7 @@
-"""The embedded backend: Linux namespaces through bubblewrap, an overlay on a bounded tmpfs, one resident server.
+"""The embedded backend: Linux namespaces as bubblewrap makes them, an overlay on a bounded tmpfs, one resident server.
 
-`view` says what a sandbox sees, `launching` starts it, `server` runs its commands, `cgroups` and `seccomp` bound it.
+`view` says what a sandbox sees, `launching` starts it, `walls` or bubblewrap itself closes it, `server` runs its
+commands, `cgroups` and `seccomp` bound it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepswe.config import SandboxConfig
-from deepswe.errors import SandboxDied, SandboxStartError, SandboxUnsupported
+from deepswe.errors import SandboxDied, SandboxStartError, SandboxUnavailable, SandboxUnsupported
 from deepswe.sandbox.base import EXPIRES, Limits, SandboxRecord, SandboxSpec
 from deepswe.sandbox.cgroups import Cgroups, Group
 from deepswe.sandbox.journal import (
@@ -28,6 +29,7 @@ from deepswe.sandbox.journal import (
     read_records,
     reap_directories,
 )
+from deepswe.sandbox.launcher import BUBBLEWRAP, FORKED
 from deepswe.sandbox.launching import LAUNCHER_GONE, Launcher, explain_refusal
 from deepswe.sandbox.served import GRACE_S, SECOND_LOOK_S, Answer, ServedSandbox, Wire
 from deepswe.sandbox.view import disk_mib, environment, prepare_host, view
@@ -116,8 +118,12 @@ class _Life:
 class Backend:
     """Starts and ends sandboxes. One per pool."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, way: str = FORKED) -> None:
         """Prepare `directory` (empty, ours) and start the launcher.
+
+        Args:
+            directory: for what sandboxes share.
+            way: how the launcher starts them; by bubblewrap wherever the other does not work.
 
         Raises:
             SandboxUnavailable: this machine cannot run the backend.
@@ -125,9 +131,23 @@ class Backend:
         self._host = prepare_host(directory)
         self._cgroups = Cgroups()
         self._cgroups.reap()
-        self._launcher = Launcher(self._host)
+        self._launcher = self._open_launcher(way)
         self._journal = Journal(directory / FILE)
         self._lives: dict[str, _Life] = {}
+
+    def _open_launcher(self, way: str) -> Launcher:
+        """The launcher, which tries its way in a control group as sandboxes have it; that is free again afterwards."""
+        limits = Limits()
+        try:
+            group = self._cgroups.take(limits)
+        except OSError:  # every start will say so
+            return Launcher(self._host, way)
+        self._cgroups.give(group, limits)
+        try:
+            return Launcher(self._host, way, group)
+        except SandboxUnavailable:
+            self._cgroups.clear()
+            raise
 
     async def start(self, name: str, spec: SandboxSpec, timeout_s: float) -> BubblewrapSandbox:
         """Start one sandbox. However this ends, what is not returned is ended too.
@@ -168,6 +188,7 @@ class Backend:
             "cpus": "none",
             "disk_mib": f"tmpfs of {disk_mib(spec.limits)} MiB",
             "output_bytes": "server",
+            "walls": self._launcher.way,
             **self._cgroups.enforced(),
         }
         return BubblewrapSandbox(name, spec, enforced, self._launcher, stream.wire, ended)
@@ -228,7 +249,7 @@ class Backend:
 
 def open_backend(config: SandboxConfig, run: str, directory: Path) -> Backend:
     """See `deepswe.sandbox.backends`."""
-    return Backend(directory)
+    return Backend(directory, BUBBLEWRAP if config.walls == "bubblewrap" else FORKED)
 
 
 async def list_sandboxes(config: SandboxConfig) -> list[SandboxRecord]:

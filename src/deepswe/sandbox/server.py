@@ -1,7 +1,8 @@
 """The resident server: process 1 of every sandbox. Runs commands and moves files for the supervisor outside.
 
-It is compiled once per pool and started as `python -I -S -E server.pyc` by bubblewrap, so it imports nothing but
-built-in modules: each import costs every sandbox time and memory. The supervisor imports the frame codec from here.
+A clone of the launcher goes on as it (`deepswe.sandbox.walls`), or bubblewrap starts it as
+`python -I -S -E server.pyc`, compiled once per pool. So it imports nothing but built-in modules: each import costs
+every sandbox time and memory. The supervisor imports the frame codec from here.
 
 A frame is a 4-byte length, a 4-byte call number, a 1-byte kind and fields, each a 4-byte length and bytes; integers are
 big-endian, numbers in fields are ASCII decimals. Nothing in it is ever evaluated, on either side.
@@ -583,10 +584,10 @@ def limit(arguments: "list[str]") -> None:
         libc("setrlimit", int(resource), int(value).to_bytes(8, sys.byteorder) * 2)
 
 
-def main() -> None:
-    """Serve on descriptor 3."""
+def serve(limits: "list[str]") -> None:
+    """Serve on descriptor 3 until the supervisor is gone, with resource limits given as number=value; no return."""
     hide_memory()
-    limit(sys.argv[1:])
+    limit(limits)
     null = posix.open(b"/dev/null", posix.O_RDWR)
     for target in (0, 1, 2):
         posix.dup2(null, target)
@@ -597,4 +598,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.argv[1:])

@@ -123,12 +123,15 @@ class Host:
     Attributes:
         directory: the pool's own, holding all of it.
         upper: an empty directory on which each sandbox's tmpfs is mounted (in its own mount namespace).
+        template, root: the same for the shared mounts and for a sandbox's root, where no bubblewrap mounts them.
         head, tail: arguments before and after those of the spec.
     """
 
     directory: Path
     bwrap: Path
     upper: Path
+    template: Path
+    root: Path
     seccomp: Path
     head: tuple[str, ...]
     tail: tuple[str, ...]
@@ -143,7 +146,8 @@ def prepare_host(directory: Path) -> Host:
     bwrap = find_bwrap()
     rules = seccomp.program()
     etc, empty, upper = directory / "etc", directory / "empty", directory / "upper"
-    for path in (etc, empty, upper):
+    template, root = directory / "template", directory / "root"
+    for path in (etc, empty, upper, template, root):
         path.mkdir()
     for name, text in _ETC_FILES.items():
         (etc / name).write_text(text)
@@ -164,15 +168,17 @@ def prepare_host(directory: Path) -> Host:
         directory=directory,
         bwrap=bwrap,
         upper=upper,
+        template=template,
+        root=root,
         seccomp=directory / "seccomp.bpf",
-        head=_head(bwrap, directory),
+        head=_head(directory),
         tail=_tail(directory),
     )
 
 
-def _head(bwrap: Path, directory: Path) -> tuple[str, ...]:
+def _head(directory: Path) -> tuple[str, ...]:
     upper = directory / "upper"
-    argv = [str(bwrap), "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    argv = ["--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     argv += ["--unshare-cgroup-try", "--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"]
     argv += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL", "--seccomp", "4", "--clearenv"]
     argv += ["--ro-bind", "/usr", "/usr"]
