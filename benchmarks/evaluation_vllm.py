@@ -97,7 +97,7 @@ def served(python: str, model: Path, directory: Path) -> Iterator[str]:
                 return
         raise SystemExit(f"deepswe serve ended with {server.wait()}")
     finally:
-        server.send_signal(signal.SIGINT)
+        server.terminate()
         server.wait()
 
 
