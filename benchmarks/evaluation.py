@@ -29,12 +29,13 @@ import tempfile
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from deepswe.rollout.frames import count_frames
 from deepswe.rollout.store import TrajectoryStore
-from deepswe.types import Ending
+from deepswe.types import Ending, Trajectory
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """
@@ -94,11 +95,11 @@ def kill_at(process: subprocess.Popen[str], run: Path, records: int) -> int:
     raise SystemExit("the evaluation was over before it could be killed")
 
 
-def count_turns(run: Path) -> tuple[Counter[tuple[str, int]], tuple[int, int, int]]:
+def count_turns(trajectories: Iterable[Trajectory]) -> tuple[Counter[tuple[str, int]], tuple[int, int, int]]:
     """How often each attempt is recorded with a verdict; prompt and completion of honest turns, and their number."""
     seen: Counter[tuple[str, int]] = Counter()
     honest = []
-    for trajectory in TrajectoryStore(run).read():
+    for trajectory in trajectories:
         if trajectory.ending is not Ending.ERROR:
             seen[trajectory.task_id, trajectory.attempt] += 1
             honest += [turn for turn in trajectory.usage if not turn.estimated]
@@ -133,7 +134,7 @@ def main() -> int:
             there = kill_at(begin(recipes["killed"], key, attempts, concurrency), run, tasks * attempts * 2 // 5)
             print(f"killed with {there} attempts recorded", file=sys.stderr)
             killed = finish(begin(recipes["killed"], key, attempts, concurrency))
-            seen, ours = count_turns(run)
+            seen, ours = count_turns(TrajectoryStore(run).read())
         with urllib.request.urlopen(url.removesuffix("/v1") + "/stats") as answer:
             stats = json.load(answer)
     finally:

@@ -38,7 +38,9 @@ from typing import Any
 
 from evaluation import begin, comparable, count_turns, finish, kill_at
 
+from deepswe.rollout.store import PARTIAL, TrajectoryStore
 from deepswe.training.checkpoint import latest
+from deepswe.types import Trajectory
 
 DEEPSWE = str(Path(sys.executable).with_name("deepswe"))
 SMALL_CPU = ["--enforce-eager", "--max-num-seqs", "64", "--block-size", "32"]
@@ -123,6 +125,13 @@ def settled(url: str) -> tuple[int, int]:
         last = now
 
 
+def under_way(run: Path) -> Iterator[Trajectory]:
+    """What a killed evaluation has recorded."""
+    for partial in (run / "trajectories").glob(f"*{PARTIAL}"):
+        phase, _, step = partial.name.removesuffix(PARTIAL).rpartition("-")
+        yield from TrajectoryStore(run).recorded(phase, int(step))
+
+
 def measure(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], bool]:
     tasks, attempts, concurrency = (6, 4, 8) if arguments.quick else (125, 4, 64)
     checkpoint = latest(arguments.run / "checkpoints" / "training")
@@ -134,19 +143,21 @@ def measure(arguments: argparse.Namespace, directory: Path) -> tuple[dict[str, A
         recipe.write_text(RECIPE.format(directory=directory, tasks=tasks, url=url, concurrency=concurrency))
         run = directory / "behind-vllm"
         kill_at(begin(recipe, "", attempts, concurrency), run, tasks * attempts * 2 // 5)
-        before, (_, kept) = settled(url), count_turns(run)
+        before, (_, kept) = settled(url), count_turns(under_way(run))
         table = finish(begin(recipe, "", attempts, concurrency))
-        after, (seen, ours) = counted(url), count_turns(run)
+        after, (seen, ours) = counted(url), count_turns(TrajectoryStore(run).read())
         again = finish(begin(recipe, "", attempts, concurrency))
         untouched = counted(url) == after
     new = tuple(now - then for now, then in zip(ours[:2], kept[:2], strict=True))
+    served_since = (after[0] - before[0], after[1] - before[1])
     recorded = json.loads((arguments.run / "summary.json").read_text())["pass_at_1_after"]
     figures = {
         "attempts": table["attempts"]["graded"],
         "lost": tasks * attempts - len(seen),
         "double": sum(count - 1 for count in seen.values()),
         "same_table_after_kill": comparable(table) == comparable(again) and untouched,
-        "exact": new == (after[0] - before[0], after[1] - before[1]),
+        "exact": new == served_since,
+        "tokens": {"recorded": new, "served": served_since},
         "pass_at_1": table["pass_at_1"]["mean"],
         "recorded": recorded,
         "turns": ours[2],
