@@ -109,3 +109,38 @@ class Suite(Protocol):
     def describe(self, task: Any) -> Mapping[str, str]:
         """What reports group this task by, such as {"repo": ..., "kind": ...}."""
         return {}
+
+
+class SuiteAround(Suite):
+    """All that another suite is; a class that inherits changes what it has to."""
+
+    def __init__(self, inner: Suite) -> None:
+        self._inner = inner
+
+    def split(self, name: str) -> Sequence[HasId]:
+        """As the inner suite's."""
+        return self._inner.split(name)
+
+    def open(self, task: Any, *, seed: int) -> Environment:
+        """As the inner suite\'s."""
+        return self._inner.open(task, seed=seed)
+
+    def rehearse(self, task: Any, *, seed: int) -> Environment:
+        """As the inner suite\'s."""
+        return self._inner.rehearse(task, seed=seed)
+
+    def corpus(self) -> Iterator[str]:
+        """As the inner suite\'s."""
+        return self._inner.corpus()
+
+    def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
+        """As the inner suite\'s."""
+        return self._inner.reference(task, seed=seed)
+
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """As the inner suite\'s."""
+        return self._inner.tools()
+
+    def describe(self, task: Any) -> Mapping[str, str]:
+        """As the inner suite\'s."""
+        return self._inner.describe(task)

@@ -5,11 +5,10 @@ The reward is 1 if one of the tests fails on the base as it must, so a writer ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from deepswe.config import AgentConfig
-from deepswe.envs.base import Environment, Outcome, Verdict
+from deepswe.envs.base import Environment, Outcome, SuiteAround, Verdict
 from deepswe.envs.swe import SweEnv, SweSuite, completions
 from deepswe.grading.tree import ROOT
 from deepswe.scaling.checks import Written, read_written, runner_of, settle_checks
@@ -78,7 +77,7 @@ class WritingEnv:
         await self._inner.close()
 
 
-class WritingSuite:
+class WritingSuite(SuiteAround):
     """The tasks of a suite, to write tests for. See `deepswe.envs.base.Suite`. No hidden test is looked at."""
 
     def __init__(self, inner: SweSuite, agent: AgentConfig) -> None:
@@ -86,11 +85,8 @@ class WritingSuite:
         inner: knows the tasks and where sandboxes come from.
         agent: prompt, call format and the time of one call.
         """
-        self._inner, self._agent = inner, agent
-
-    def split(self, name: str) -> Sequence[Task]:
-        """The tasks of a split, in order."""
-        return self._inner.split(name)
+        super().__init__(inner)
+        self._workshop, self._agent = inner.workshop, agent
 
     def open(self, task: Task, *, seed: int) -> Environment:
         """A new attempt. The seed changes nothing."""
@@ -98,7 +94,7 @@ class WritingSuite:
         async def grader(patch: str) -> Grade:
             return await self.judge(task, patch)
 
-        return WritingEnv(SweEnv(task, self._inner.workshop, self._agent, grader), task, self._agent)
+        return WritingEnv(SweEnv(task, self._workshop, self._agent, grader), task, self._agent)
 
     def rehearse(self, task: Task, *, seed: int) -> Environment:
         """The same as `open`: tests are worth what they do in a sandbox."""
@@ -110,25 +106,12 @@ class WritingSuite:
             written = read_written(patch, runner_of(task))
         except ValueError as error:
             return Graded(0.0, reason=str(error))
-        checks = await settle_checks(task, written, Written(), self._inner.workshop, runs=1)
+        checks = await settle_checks(task, written, Written(), self._workshop, runs=1)
         if isinstance(checks, Ungraded):
             return checks
         reason = "" if checks.generated else "; ".join(sorted(set(checks.dropped.values())))
         return Graded(float(bool(checks.generated)), dict(checks.generated), reason)
 
-    def corpus(self) -> Iterator[str]:
-        """As the inner suite's."""
-        return self._inner.corpus()
-
     def reference(self, task: Task, *, seed: int) -> Iterator[str] | None:
         """The scripted writer; it knows the public part of the task and what its calls answer."""
-
         return completions(write_by_script(task), self._agent)
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """The declarations of the agent's tools."""
-        return self._inner.tools()
-
-    def describe(self, task: Task) -> Mapping[str, str]:
-        """What reports group by."""
-        return self._inner.describe(task)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from deepswe.envs.base import Environment, HasId, Outcome, Suite, Verdict
+from deepswe.envs.base import Environment, Outcome, Suite, SuiteAround, Verdict
 from deepswe.errors import DeepsweError
 from deepswe.policy.base import Completion, ObservationRole, Policy, Renderer, Sampling
 from deepswe.policy.scripted import ByteRenderer
@@ -158,35 +158,18 @@ class _RecordedRenderer:
         return made
 
 
-class _RecordedSuite:
+class _RecordedSuite(SuiteAround):
     """Environments of one task and seed are told apart by the order in which they are opened: tries of one attempt."""
 
     def __init__(self, suite: Suite, write: Write) -> None:
-        self._suite, self._write = suite, write
+        super().__init__(suite)
+        self._write = write
         self._opened: dict[tuple[str, int], int] = {}
-
-    def split(self, name: str) -> Sequence[HasId]:
-        return self._suite.split(name)
 
     def open(self, task: Any, *, seed: int) -> Environment:
         number = self._opened[task.id, seed] = self._opened.get((task.id, seed), -1) + 1
         key = environment_key(task.id, seed, number)
-        return _RecordedEnvironment(self._suite.open(task, seed=seed), key, self._write)
-
-    def rehearse(self, task: Any, *, seed: int) -> Environment:
-        return self._suite.rehearse(task, seed=seed)
-
-    def corpus(self) -> Iterator[str]:
-        return self._suite.corpus()
-
-    def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
-        return self._suite.reference(task, seed=seed)
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        return self._suite.tools()
-
-    def describe(self, task: Any) -> Mapping[str, str]:
-        return self._suite.describe(task)
+        return _RecordedEnvironment(super().open(task, seed=seed), key, self._write)
 
 
 def environment_key(task_id: str, seed: int, number: int) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepswe.atomic import write_atomically
-from deepswe.envs.base import Environment, HasId, Outcome, Suite, Verdict
+from deepswe.envs.base import Environment, Outcome, Suite, SuiteAround, Verdict
 from deepswe.errors import RunError
 from deepswe.policy.base import Completion, Policy, Sampling
 from deepswe.types import Message
@@ -125,39 +125,20 @@ class ProfiledPolicy:
         await self._policy.release(trajectory)
 
 
-class ProfiledSuite(Suite):
+class ProfiledSuite(SuiteAround):
     """A suite whose environments are counted as the sandboxes' time."""
 
     def __init__(self, suite: Suite, profiler: Profiler) -> None:
-        self._suite, self._profiler = suite, profiler
-
-    def split(self, name: str) -> Sequence[HasId]:
-        """As the suite does."""
-        return self._suite.split(name)
+        super().__init__(suite)
+        self._profiler = profiler
 
     def open(self, task: Any, *, seed: int) -> Environment:
         """The suite's environment, watched."""
-        return _ProfiledEnvironment(self._suite.open(task, seed=seed), self._profiler)
+        return _ProfiledEnvironment(super().open(task, seed=seed), self._profiler)
 
     def rehearse(self, task: Any, *, seed: int) -> Environment:
         """The suite's environment, watched."""
-        return _ProfiledEnvironment(self._suite.rehearse(task, seed=seed), self._profiler)
-
-    def corpus(self) -> Iterator[str]:
-        """As the suite does."""
-        return self._suite.corpus()
-
-    def reference(self, task: Any, *, seed: int) -> Iterator[str] | None:
-        """As the suite does."""
-        return self._suite.reference(task, seed=seed)
-
-    def tools(self) -> Sequence[Mapping[str, Any]]:
-        """As the suite does."""
-        return self._suite.tools()
-
-    def describe(self, task: Any) -> Mapping[str, str]:
-        """As the suite does."""
-        return self._suite.describe(task)
+        return _ProfiledEnvironment(super().rehearse(task, seed=seed), self._profiler)
 
 
 class _ProfiledEnvironment:
