@@ -4,7 +4,7 @@ import asyncio
 import shutil
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -71,7 +71,12 @@ def run_once(wanted: Recipe, directory: Path, *, start: int, kill_after: int, pa
 
     def run(work: Any) -> Any:
         with asyncio.Runner(loop_factory=Killing) as runner:
-            return runner.run(work)
+            try:
+                return runner.run(work)
+            finally:
+                cast(
+                    Killing, runner.get_loop()
+                ).turns = kill_after  # what is left is the loop's own end, and no longer the run's
 
     patch.setattr(run_module, "run_virtual", run)
     try:

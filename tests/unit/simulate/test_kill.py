@@ -31,9 +31,6 @@ def test_an_undisturbed_run_settles_every_group_once(
     check_accounts(wanted, tmp_path / "run")
 
 
-# A kill may fall on the loop's own last steps, which then leave a coroutine of theirs that nobody awaits.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:coroutine 'BaseEventLoop.shutdown_:RuntimeWarning")
 @settings(max_examples=12, deadline=None)
 @given(
     kills=st.lists(st.integers(1, 700), min_size=1, max_size=4),
