@@ -73,10 +73,8 @@ def run_once(wanted: Recipe, directory: Path, *, start: int, kill_after: int, pa
         with asyncio.Runner(loop_factory=Killing) as runner:
             try:
                 return runner.run(work)
-            finally:
-                cast(
-                    Killing, runner.get_loop()
-                ).turns = kill_after  # what is left is the loop's own end, and no longer the run's
+            finally:  # what is left is the loop's own end, and no longer the run's
+                cast(Killing, runner.get_loop()).turns = kill_after
 
     patch.setattr(run_module, "run_virtual", run)
     try:
