@@ -6,8 +6,11 @@ half-way and 2 go on from their checkpoint, and 2 stop and 1 goes on.
 Prints one JSON object as its last line:
 
 - `processes`: those that were compared with one
-- `max_rel_difference`: the largest relative difference of a loss or a gradient norm, over all steps
+- `max_rel_difference`: the largest relative difference of a loss or a gradient norm, over all steps. A policy's loss is
+  a sum of terms of both signs, which is near 0 at some steps whatever the terms are; so its differences are relative to
+  the mean size of the losses, and those of a norm to that norm
 - `resharded_difference`: the same of the steps after a checkpoint that another number of processes wrote
+- `max_loss_difference`: the largest absolute difference of a loss, resharded or not
 - `export_difference`: of the exported weights, the largest absolute difference to those of one process
 
 Exits 0 only where each is at most 1e-5. `--quick` takes 4 steps in place of 20, and no 4 processes.
@@ -146,11 +149,15 @@ def alone(directory: Path, steps: int) -> list[list[float]]:
     return [[row["loss"], row["grad_norm"], row["entropy"], row["kl_start"]] for row in rows]
 
 
-def difference(rows: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]]) -> float:
-    """The largest relative difference of a loss or a gradient norm."""
-    assert len(rows) == len(wanted) > 0
-    pairs = [pair for row, right in zip(rows, wanted, strict=True) for pair in zip(row[:2], right[:2], strict=True)]
-    return max(abs(got - right) / abs(right) for got, right in pairs)
+def difference(rows: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]], *, size: float) -> float:
+    """The largest relative difference: of a loss to the `size` of the run's losses, of a gradient norm to that norm."""
+    norms = max(abs(row[1] - right[1]) / right[1] for row, right in zip(rows, wanted, strict=True))
+    return max(norms, loss_difference(rows, wanted) / size)
+
+
+def loss_difference(rows: Sequence[Sequence[float]], wanted: Sequence[Sequence[float]]) -> float:
+    """The largest absolute difference of a loss."""
+    return max(abs(row[0] - right[0]) for row, right in zip(rows, wanted, strict=True))
 
 
 def export_difference(directory: Path, processes: int) -> float:
@@ -166,21 +173,27 @@ def measure(directory: Path, *, steps: int, teams: Sequence[int]) -> dict[str, A
     wanted = alone(directory, steps)
     whole = {team: run(directory, team, first=0, last=steps) for team in teams}
     exported = max(export_difference(directory, team) for team in teams)
+    size = sum(abs(row[0]) for row in wanted) / steps
     half, resharded = steps // 2, {}
     for before, after in zip([*teams[::-1]], [*teams[::-1][1:], 1], strict=True):
         place = directory / f"from-{before}"
         place.mkdir()
         run(place, before, first=0, last=half, save=True)
-        resharded[f"{before} to {after}"] = difference(run(place, after, first=half, last=steps), wanted[half:])
-    apart = {team: difference(rows, wanted) for team, rows in whole.items()}
+        resharded[f"{before} to {after}"] = run(place, after, first=half, last=steps)
+    apart = {team: difference(rows, wanted, size=size) for team, rows in whole.items()}
+    after_half = {name: difference(rows, wanted[half:], size=size) for name, rows in resharded.items()}
     return {
         "processes": list(teams),
         "max_rel_difference": max(apart.values()),
-        "resharded_difference": max(resharded.values()),
+        "resharded_difference": max(after_half.values()),
+        "max_loss_difference": max(
+            *(loss_difference(rows, wanted) for rows in whole.values()),
+            *(loss_difference(rows, wanted[half:]) for rows in resharded.values()),
+        ),
         "export_difference": exported,
         "steps": steps,
         "by_processes": apart,
-        "by_resharding": resharded,
+        "by_resharding": after_half,
         "losses": [wanted[0][0], wanted[-1][0]],
     }
 
