@@ -42,10 +42,17 @@ from deepswe.tasks.task import HiddenTests, Task, TaskSet
 RUNS, QUICK_RUNS = 3, 2
 QUICK = BundledTasks(repositories=("schema", "tinydb"), limit=2)
 PLANT = "tests/test_planted_by_the_benchmark.py"
-COINS = tuple(f"{PLANT}::test_coin_{number}" for number in range(8))
-FLAKY = "import os\n\n\n" + "\n\n".join(
-    f"def test_coin_{number}():\n    assert os.urandom(1)[0] % 2\n" for number in range(len(COINS))
-)
+COINS = tuple(f"{PLANT}::test_coin[{number}]" for number in range(120))
+FLAKY = f"""import os
+
+import pytest
+
+
+@pytest.mark.parametrize("number", range({len(COINS)}))
+def test_coin(number):
+    assert os.urandom(1)[0] >= 5
+"""
+"""Each fails in one run of fifty: some do in nearly any run, none in all runs (which would be no flaky test)."""
 ALWAYS = "def test_always():\n    assert True\n"
 NETWORK = "import urllib.request\n\n\ndef test_fetch():\n    assert urllib.request.urlopen('http://example.org/')\n"
 

@@ -191,6 +191,25 @@ async def killing_everything_inside_does_not_kill_the_sandbox(ground: Ground, sa
     await is_usable(sandbox, "signals to process 1")
 
 
+async def process_1_keeps_its_limits(ground: Ground, sandbox: Sandbox) -> None:
+    """It is of the same user as what it runs, whom the kernel lets change its limits and its share of the processor."""
+    program = """
+import os, resource
+def attempt(change, *arguments):
+    try: change(1, *arguments)
+    except PermissionError: return
+    print("allowed:", change.__name__, *arguments)
+for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_AS):
+    attempt(resource.prlimit, limit, (0, 0))
+attempt(os.sched_setaffinity, {0})
+attempt(os.sched_setscheduler, os.SCHED_IDLE, os.sched_param(0))
+resource.prlimit(os.getpid(), resource.RLIMIT_NOFILE, (99, 99))
+"""
+    result = await python(sandbox, program, 10)
+    expect(result.exit_code == 0 and not result.stdout, told(result))
+    await is_usable(sandbox, "limits set on process 1")
+
+
 async def there_is_no_network(ground: Ground, sandbox: Sandbox) -> None:
     """No route, no name, no interface but loopback; refused where there is one and the backend says who closes it."""
     try:
@@ -429,6 +448,7 @@ HOSTILE: tuple[Check, ...] = (
         "hostile",
         a_daemon_that_forked_twice_ends_with_its_command,
         killing_everything_inside_does_not_kill_the_sandbox,
+        process_1_keeps_its_limits,
         mounting_and_namespaces_are_closed,
         the_kernels_keys_are_closed,
         userfaultfd_is_closed,

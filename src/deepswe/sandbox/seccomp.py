@@ -24,6 +24,8 @@ _NUMBER_AT, _ARCH_AT, _ARGUMENT_AT = 0, 4, 16
 _NAMESPACE_FLAGS = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET (NEWTIME: not for clone)."""
 
+_SERVER = 1
+"""The process that a sandbox ends with. The kernel lets its peers change its limits, since they are of one user."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 """The families that may be used. All others, such as AF_VSOCK, AF_ALG and AF_TIPC, are refused."""
@@ -41,6 +43,7 @@ class Architecture:
         audit: the AUDIT_ARCH_* value the kernel reports.
         denied: name -> number of the calls that fail with EPERM.
         absent: name -> number of the calls that fail with ENOSYS, for which programs have a fallback.
+        aimed: name -> number of the calls that change another process, by its id; with process 1 they fail with EPERM.
         clone, socket, socketpair, ioctl: numbers of the calls whose arguments are looked at.
         x32_bit: numbers from here on belong to a second table and are all refused; 0 if there is none.
     """
@@ -48,6 +51,7 @@ class Architecture:
     audit: int
     denied: Mapping[str, int] = field(repr=False)
     absent: Mapping[str, int]
+    aimed: Mapping[str, int]
     clone: int
     socket: int
     socketpair: int
@@ -131,6 +135,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "mknod": 133,
         },
         absent=_SHARED_ABSENT,
+        aimed={
+            "sched_setparam": 142,
+            "sched_setscheduler": 144,
+            "sched_setaffinity": 203,
+            "prlimit64": 302,
+            "sched_setattr": 314,
+        },
         clone=56,
         socket=41,
         socketpair=53,
@@ -186,6 +197,13 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "kexec_file_load": 294,
         },
         absent=_SHARED_ABSENT,
+        aimed={
+            "sched_setparam": 118,
+            "sched_setscheduler": 119,
+            "sched_setaffinity": 122,
+            "prlimit64": 261,
+            "sched_setattr": 274,
+        },
         clone=220,
         socket=198,
         socketpair=199,
@@ -260,5 +278,8 @@ def program(machine: str = "") -> bytes:
     code += _instruction(_EQUAL, table.ioctl, 0, 5) + _instruction(_LOAD, _ARGUMENT_AT + 8)
     code += _instruction(_EQUAL, _TIOCSTI, 1, 0) + _instruction(_EQUAL, _TIOCLINUX, 0, 1)
     code += _instruction(_RETURN, _ERRNO | errno.EPERM) + reload_number
+    for number in table.aimed.values():
+        code += _instruction(_EQUAL, number, 0, 4) + _instruction(_LOAD, _ARGUMENT_AT)
+        code += _instruction(_EQUAL, _SERVER, 0, 1) + _instruction(_RETURN, _ERRNO | errno.EPERM) + reload_number
     code += _socket_rules(table)
     return code + _instruction(_RETURN, _ALLOW)

@@ -586,6 +586,7 @@ def limit(arguments: "list[str]") -> None:
 
 def serve(limits: "list[str]") -> None:
     """Serve on descriptor 3 until the supervisor is gone, with resource limits given as number=value; no return."""
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # as for any process 1, the kernel then drops it
     hide_memory()
     limit(limits)
     null = posix.open(b"/dev/null", posix.O_RDWR)

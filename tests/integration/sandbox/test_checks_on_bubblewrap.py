@@ -29,8 +29,9 @@ def test_bubblewrap_passes_the_checks():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_bubblewrap_passes_every_check():
-    verdicts = check_backend(SandboxConfig(), Silent())
+@pytest.mark.parametrize("walls", ["auto", "bubblewrap"])
+def test_bubblewrap_passes_every_check(walls):
+    verdicts = check_backend(SandboxConfig(walls=walls), Silent())
     assert not [verdict for verdict in verdicts if verdict.outcome != "passed"]
 
 

@@ -33,6 +33,16 @@ def refusal(code: int) -> int:
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_nothing_changes_the_limits_or_the_scheduling_of_process_1_and_anything_its_own(machine):
+    table, code = seccomp.ARCHITECTURES[machine], seccomp.program(machine)
+    assert {"prlimit64", "sched_setaffinity"} < set(table.aimed)
+    for name, number in table.aimed.items():
+        assert decide(code, arch=table.audit, number=number, arguments=(1,)) == refusal(errno.EPERM), name
+        for own in (0, 2, 1000):
+            assert decide(code, arch=table.audit, number=number, arguments=(own,)) == ALLOW, name
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_each_denied_call_fails_with_eperm_and_an_ordinary_one_passes(machine):
     table, code = seccomp.ARCHITECTURES[machine], seccomp.program(machine)
     for name, number in table.denied.items():
