@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -53,6 +55,15 @@ def test_a_deep_model_is_reckoned_from_two_shallow_ones(monkeypatch):
     reckoned = step_memory(config, rows=2, length=24, recompute=False, autocast=False)
     monkeypatch.setattr(plan_trace, "MORE", 5)
     assert step_memory(config, rows=2, length=24, recompute=False, autocast=False) == reckoned
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_tensors_without_data_take_what_real_ones_take(monkeypatch, again):
+    """Also the masks: of 512 tokens one of bytes has 256 KiB, which these layers would show."""
+    options = {"rows": 2, "length": 512, "recompute": again, "autocast": False}
+    traced = step_memory(small(layers=2), **options)
+    monkeypatch.setattr(plan_trace, "FakeTensorMode", contextlib.nullcontext)
+    assert step_memory(small(layers=2), **options) == traced
 
 
 def test_recomputed_layers_keep_their_inputs_alone():
