@@ -15,7 +15,7 @@ from deepswe.envs.base import HasId
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import check_model
 from deepswe.policy.models import LoadedModel
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -63,7 +63,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
     Raises:
         DeepsweError: with what to do; what was recorded stays.
     """
-    check_model_path(recipe.model.path)
+    check_model(recipe.model.path)
     with join_team(recipe) as team:
         if team is not None and not team.leads:
             follow_recipe(recipe, team)
@@ -79,7 +79,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
 
 def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
     """As `run_recipe`, continued if it was begun, but without a report; returns the run directory."""
-    check_model_path(recipe.model.path)
+    check_model(recipe.model.path)
     with own_run(recipe, resume=True) as run:
         if not run.summary.exists():
             run_to_end(_train(recipe, run, progress))
