@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -974,7 +975,7 @@ def load_sandbox(overrides: Sequence[str] = ()) -> SandboxConfig:
     try:
         return SandboxConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("sandbox: " + "; ".join(_problem(item) for item in error.errors())) from error
+        raise ConfigError("sandbox: " + "; ".join(_problem(SandboxConfig, item) for item in error.errors())) from error
 
 
 def build_recipe(tree: Mapping[str, Any], *, origin: str) -> Recipe:
@@ -994,16 +995,53 @@ def build_section(kind: type[AnySection], tree: Mapping[str, Any], *, origin: st
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        lines = [_problem(item) for item in error.errors()]
+        lines = [_problem(kind, item) for item in error.errors()]
         raise ConfigError(f"{origin}: " + "; ".join(lines)) from error
 
 
-def _problem(item: Mapping[str, Any]) -> str:
+def _problem(kind: type[Section], item: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{where} is not a known key (value {item['input']!r})"
+        meant = _likely_key(kind, [part for part in item["loc"] if isinstance(part, str)])
+        return f"{where} is not a known key (value {item['input']!r})" + (f", did you mean {meant}?" if meant else "")
     if item["type"] == "missing":
         return f"{where} is missing"
     message = str(item["msg"]).removeprefix("Value error, ")
     place = f"{where}: " if where else ""
     return place + message + ("" if isinstance(item["input"], dict) else f" (value {item['input']!r})")
+
+
+class _Key(NamedTuple):
+    """A key of a recipe: the section that has it as errors name it, its own name, and the whole as people write it."""
+
+    section: tuple[str, ...]
+    name: str
+    written: str
+
+
+def _likely_key(kind: type[Section], path: Sequence[str]) -> str:
+    """The key that an unknown one was likely meant for: a similar one of its section, or its namesakes in others."""
+    *section, name = path
+    keys = list(_keys(kind))
+    near = {key.name: key.written for key in keys if key.section == tuple(section)}
+    if similar := difflib.get_close_matches(name, near, n=1):
+        return near[similar[0]]
+    return " or ".join(dict.fromkeys(key.written for key in keys if key.name == name))
+
+
+def _keys(kind: type[Section], section: tuple[str, ...] = (), written: str = "") -> Iterator[_Key]:
+    """All keys of a section and of those in it. Where one of several kinds can stand, errors name its kind, too."""
+    for name, field in kind.model_fields.items():
+        yield _Key(section, name, written + name)
+        inner = list(_sections(field.annotation))
+        for one in inner:
+            kinds = (str(one.model_fields["kind"].default),) if len(inner) > 1 else ()
+            yield from _keys(one, (*section, name, *kinds), f"{written}{name}.")
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    """The sections that a field's type can hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)
