@@ -790,6 +790,9 @@ class EngineConfig(Section):
 
     backend: Literal["embedded", "vllm"] = "embedded"
     """In this process, over the learner's own weights; or vLLM servers."""
+    cache_gib: float = Field(default=0.0, ge=0)
+    """Of the embedded engine: keys and values of attempts that are kept between their turns, in GiB; what is beyond is
+    computed anew. 0 takes 4 on a CPU and in deterministic mode, and on a GPU half of what is free when it opens."""
     vllm: VllmConfig = VllmConfig()
     """Used where `backend` is `vllm`."""
 
@@ -801,7 +804,8 @@ class EngineConfig(Section):
 
 
 class ClusterConfig(Section):
-    """The machines that `deepswe plan` reckons with, and what a run is expected to be like; nothing else reads it."""
+    """The machines that `deepswe plan` reckons with, and what a run is expected to be like. Nothing else reads it, but
+    a training that is meant for a GPU says so where there is none."""
 
     gpu: Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200"] = "cpu"
     """What learner and engine run on; `deepswe plan` prints the figures of each that it reckons with."""

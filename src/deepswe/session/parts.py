@@ -11,7 +11,7 @@ from deepswe.config import Recipe
 from deepswe.envs.suites import OpenSuite
 from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
-from deepswe.policy.embedded import EmbeddedPolicy
+from deepswe.policy.embedded import EmbeddedPolicy, cache_limit, free_memory
 from deepswe.policy.models import LoadedModel, load_policy_model
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -68,12 +68,14 @@ class Parts:
         return ChatRenderer(loaded.tokenizer, tools=self.suite.tools() if native else (), thinking=agent.thinking)
 
     def engine(self, loaded: LoadedModel) -> EmbeddedPolicy:
-        """An engine over that very model; a context."""
+        """An engine over that very model; a context. In deterministic mode no machine sets the size of its cache."""
+        free = None if self.recipe.run.deterministic else free_memory(next(loaded.model.parameters()).device)
         return EmbeddedPolicy(
             loaded.model,
             threads=torch.get_num_threads(),
             deterministic=self.recipe.run.deterministic,
             autocast=torch.bfloat16 if self.autocast else None,
+            cache_bytes=cache_limit(self.recipe.engine.cache_gib, free),
         )
 
     def scheduler(
