@@ -792,7 +792,8 @@ class EngineConfig(Section):
     """In this process, over the learner's own weights; or vLLM servers."""
     cache_gib: float = Field(default=0.0, ge=0)
     """Of the embedded engine: keys and values of attempts that are kept between their turns, in GiB; what is beyond is
-    computed anew. 0 takes 4 on a CPU and in deterministic mode, and on a GPU half of what is free when it opens."""
+    computed anew. 0 takes 4 on a CPU and in deterministic mode, and on a GPU half of what is free beside the weights
+    and the learner's gradients and moments."""
     vllm: VllmConfig = VllmConfig()
     """Used where `backend` is `vllm`."""
 

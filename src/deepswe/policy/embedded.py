@@ -31,7 +31,7 @@ GATHER_S = 0.0005
 CACHE = 4 << 30
 """Bytes of keys and values that are kept, where nobody says and no GPU sets it."""
 CACHE_SHARE = 0.5
-"""Of a GPU's memory that is free when the engine opens; the learner's gradients, moments and activations come later."""
+"""Of what is left on a GPU beside weights, gradients and moments; the learner's activations have the rest."""
 
 
 def cache_limit(wanted_gib: float, free: float | None) -> int:
@@ -39,7 +39,7 @@ def cache_limit(wanted_gib: float, free: float | None) -> int:
 
     Args:
         wanted_gib: `engine.cache_gib`; 0 leaves the choice.
-        free: bytes that are free on the GPU, or None where the size is to be the same everywhere.
+        free: bytes that are left on the GPU for it and the activations, or None where no machine sets its size.
     """
     if wanted_gib:
         return int(wanted_gib * (1 << 30))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from deepswe.config import Recipe
@@ -26,6 +27,9 @@ LOCKSTEP_WIDTH = 32
 
 UNCOUNTED = {"max_tokens": 1 << 30, "max_turn_tokens": 1 << 30}
 """Limits on tokens that nothing reaches."""
+
+STILL_TO_COME = 12
+"""Bytes of a trained parameter's gradient and moments, which the learner takes after the engine has opened."""
 
 
 class Parts:
@@ -69,7 +73,7 @@ class Parts:
 
     def engine(self, loaded: LoadedModel) -> EmbeddedPolicy:
         """An engine over that very model; a context. In deterministic mode no machine sets the size of its cache."""
-        free = None if self.recipe.run.deterministic else free_memory(next(loaded.model.parameters()).device)
+        free = None if self.recipe.run.deterministic else _left(loaded.model)
         return EmbeddedPolicy(
             loaded.model,
             threads=torch.get_num_threads(),
@@ -120,3 +124,10 @@ class Parts:
             keep=not self.recipe.run.deterministic,
             on_done=lambda trajectory: self.progress.advance() if stage else None,
         )
+
+
+def _left(model: PreTrainedModel) -> float | None:
+    """Bytes that a GPU has left for the engine's cache and the learner's activations; None on a CPU."""
+    free = free_memory(next(model.parameters()).device)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return None if free is None else free - STILL_TO_COME * trained

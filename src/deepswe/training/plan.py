@@ -7,6 +7,7 @@ and what the memory's bandwidth allow, times a utilisation that others have publ
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from deepswe.config import ClusterConfig, Recipe
 from deepswe.policy.embedded import cache_limit
@@ -53,6 +54,8 @@ PASS_S = 3e-3
 """Time of an engine's pass beside its arithmetic: scheduling, sampling, launches."""
 ENGINE_SHARE = 0.9
 """Of a GPU's memory that an engine uses; vLLM's own default."""
+WORTH = 0.95
+"""A setting is named where it brings the time below this share."""
 CONTEXT_GIB, SLACK = 0.8, 0.05
 """On a GPU: the driver's context and libraries, and what an allocator loses to fragments."""
 
@@ -187,7 +190,7 @@ def reckon_engine(
     Args:
         recipe, facts: the run, and of its model.
         limit_gib: memory of each GPU.
-        held: bytes that the learner has there when the engine opens.
+        held: bytes of the learner there beside its activations.
         cores: of this machine, where there is no GPU.
         places: trajectories that the sandboxes allow; 0 is no limit.
     """
@@ -259,8 +262,9 @@ def make_plan(
     limit = cluster.memory_gib or (gpu.memory_gib if gpu else machine_gib)
     parts = learner_memory(recipe, facts, step)
     learner = {name: size / GIB for name, size in parts.items()}
-    held = parts["weights"] + parts["start of RL"]
-    engine = reckon_engine(recipe, facts, limit_gib=limit, held=held, cores=threads, places=places)
+    held = sum(parts[name] for name in ("weights", "start of RL", "gradients", "optimiser"))
+    reckon = partial(reckon_engine, facts=facts, limit_gib=limit, held=held, cores=threads, places=places)
+    engine = reckon(recipe)
     engine_gib = {"weights": engine.weights / GIB, "keys and values": engine.cache / GIB}
     if gpu:
         learner |= {"context and fragments": CONTEXT_GIB + SLACK * sum(learner.values())}
@@ -290,20 +294,28 @@ def make_plan(
         sandboxes=sandboxes,
         run=_run(cluster, recipe.training.steps, times["step"], sandboxes["cores"]),
     )
-    noted = replace(made, notes=_notes(made, engine)) if recipe.engine.backend == "embedded" else made
-    return _judged(noted, engine)
+    if recipe.engine.backend == "embedded" and engine.wanted > engine.room and times["rollout"] > times["learner"]:
+        size = min(engine.wanted, engine.room + max(0.0, limit - made.learner_total_gib) * GIB)
+        larger = reckon(_with_cache(recipe, size))
+        rollout_s = step_times(recipe, larger, learner_s=times["learner"])["rollout"]
+        made = replace(made, notes=_notes(engine, size, times["rollout"], rollout_s))
+    return _judged(made, engine)
 
 
-def _notes(plan: Plan, engine: EngineReckoning) -> tuple[str, ...]:
-    """What the cache of an embedded engine costs."""
-    left = plan.limit_gib - plan.learner_total_gib
-    if engine.wanted <= engine.room or plan.step_s["rollout"] <= plan.step_s["learner"] or left <= 0:
+def _notes(engine: EngineReckoning, size: float, before_s: float, after_s: float) -> tuple[str, ...]:
+    """What a larger cache of the embedded engine would bring, where that is worth a word."""
+    if after_s > WORTH * before_s:
         return ()
     return (
         f"the rollout takes most of a step, and the engine's cache of {engine.room / GIB:.3g} GiB holds only "
-        f"{engine.width:.0f} of its attempts: raise engine.cache_gib, up to "
-        f"{min(engine.wanted / GIB, engine.room / GIB + left):.3g}",
+        f"{engine.width:.0f} of its attempts: engine.cache_gib={size / GIB:.3g} would make it {after_s:,.0f} s",
     )
+
+
+def _with_cache(recipe: Recipe, size: float) -> Recipe:
+    """The same recipe with so many bytes of keys and values."""
+    engine = recipe.engine.model_copy(update={"cache_gib": size / GIB})
+    return recipe.model_copy(update={"engine": engine})
 
 
 def _judged(plan: Plan, engine: EngineReckoning) -> Plan:

@@ -145,12 +145,20 @@ def test_the_cache_of_the_recipe_is_that_of_the_plan_and_an_automatic_one_is_hal
 def test_a_cache_that_holds_up_the_rollout_is_told_with_the_key_and_the_size_that_holds_all():
     facts, step = model_facts(small()), StepMemory(0, 0)
     rollout = {"tasks_per_step": 2, "group_size": 4, "max_tokens": 2048, "max_turn_tokens": 64}
-    # 8 attempts of 1024 tokens of 64 keys and values of 4 bytes: 2 MiB; half of it holds 4
-    tight = recipe(engine={"cache_gib": 1 / 1024}, rollout=rollout)
-    made = make_plan(tight, facts, step, machine_gib=64.0, cores=2)
-    assert len(made.notes) == 1
-    assert "holds only 4 of its attempts: raise engine.cache_gib, up to 0.00195" in made.notes[0]
-    assert make_plan(recipe(rollout=rollout), facts, step, machine_gib=64.0, cores=2).notes == ()
+
+    def plan(cache_gib, **changes):
+        tree = {"engine": {"cache_gib": cache_gib}, "rollout": rollout, **changes}
+        return make_plan(recipe(**tree), facts, step, machine_gib=64.0, cores=2)
+
+    # 8 attempts of 1024 tokens of 64 keys and values of 4 bytes are 2 MiB; a quarter of it holds 2
+    tight, whole = plan(1 / 2048), plan(0)
+    assert len(tight.notes) == 1
+    assert "holds only 2 of its attempts: engine.cache_gib=0.00195 would make it" in tight.notes[0]
+    assert f"{whole.step_s['rollout']:,.0f} s" in tight.notes[0]
+    assert whole.step_s["rollout"] < tight.step_s["rollout"]
+    assert whole.notes == ()
+    # where the slowest attempt alone takes as long, more at once bring nothing
+    assert plan(1 / 2048, cluster={"longest": 9.0}).notes == ()
 
 
 def test_sandboxes_of_this_machine_share_its_cores_and_are_no_more_than_its_pool_allows():
@@ -161,3 +169,14 @@ def test_sandboxes_of_this_machine_share_its_cores_and_are_no_more_than_its_pool
     there = recipe(sandbox={"memory_mib": 1024}, cluster={"gpu": "h100"})
     elsewhere = make_plan(there, facts, step, machine_gib=16.0, cores=2).sandboxes
     assert (elsewhere["alive"], elsewhere["cores"], elsewhere["memory_gib"]) == (128, 128, 128)
+
+
+def test_on_a_gpu_the_engine_has_half_of_what_is_left_beside_all_that_the_learner_keeps():
+    facts, limit = model_facts(small()), CONTEXT_GIB + 1 / 1024
+    rollout = {"max_tokens": 65_536, "max_turn_tokens": 64}  # which fill any cache
+    tree = {"cluster": {"gpu": "h100", "memory_gib": limit}, "algorithm": {"kl_start_every": 0}, "rollout": rollout}
+    made = make_plan(recipe(**tree), facts, StepMemory(0, 0), machine_gib=64.0, cores=2)
+    # of 1 MiB; weights, gradients and two moments in float32
+    left = (1 << 20) - 16 * facts.parameters
+    assert left > 0
+    assert made.learner_gib["engine: keys and values"] * GIB == pytest.approx(left / 2)
