@@ -9,7 +9,7 @@ from pathlib import Path
 from deepswe.config import Recipe
 from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import check_model
 from deepswe.progress import Progress
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.evaluate import Actor, Stage
@@ -48,7 +48,7 @@ def model_actor(recipe: Recipe, progress: Progress) -> Actor:
     Raises:
         ConfigError: its path is no directory, and can be no name of the hub.
     """
-    check_model_path(recipe.model.path)
+    check_model(recipe.model.path)
 
     @asynccontextmanager
     async def act(stage: Stage) -> AsyncIterator[tuple[Policy, Renderer]]:

@@ -16,7 +16,7 @@ from deepswe.config import Recipe
 from deepswe.envs.suites import open_suite
 from deepswe.errors import PolicyError
 from deepswe.optional import optional_module
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import check_model
 from deepswe.policy.models import LoadedModel, load_policy_model, untie
 from deepswe.progress import Progress
 from deepswe.session.interrupt import run_to_end
@@ -115,7 +115,7 @@ def serve_recipe(
         ConfigError: `model.path` is no directory, and can be no name of the hub.
         PolicyError: one did not start, or ended; quotes its last words.
     """
-    check_model_path(recipe.model.path)
+    check_model(recipe.model.path)
     run_to_end(_serve(recipe, servers, gpus, host, port, progress, on_ready))
 
 

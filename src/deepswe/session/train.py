@@ -10,12 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deepswe.config import Recipe
 from deepswe.envs.base import HasId
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import check_model
 from deepswe.policy.models import LoadedModel
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -38,6 +40,7 @@ from deepswe.session.profile import (
 )
 from deepswe.session.sharded import Team, follow_recipe, join_team, lead_learner, learner_options
 from deepswe.training.checkpoint import latest, save_checkpoint
+from deepswe.training.health import device_warning
 from deepswe.training.imitation import Imitation, check_tokens, choose_records, write_anew
 from deepswe.training.learner import Learner
 from deepswe.training.loop import TrainingLoop, Updatable, choose_tasks, flow_plan
@@ -63,7 +66,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
     Raises:
         DeepsweError: with what to do; what was recorded stays.
     """
-    check_model_path(recipe.model.path)
+    check_model(recipe.model.path)
     with join_team(recipe) as team:
         if team is not None and not team.leads:
             follow_recipe(recipe, team)
@@ -79,7 +82,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
 
 def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
     """As `run_recipe`, continued if it was begun, but without a report; returns the run directory."""
-    check_model_path(recipe.model.path)
+    check_model(recipe.model.path)
     with own_run(recipe, resume=True) as run:
         if not run.summary.exists():
             run_to_end(_train(recipe, run, progress))
@@ -103,6 +106,8 @@ async def _train(
     profiler: Profiler | None = None,
 ) -> None:
     begun = time.monotonic()
+    if warning := device_warning(recipe.cluster, seen=torch.cuda.is_available()):
+        progress.say(f"note: {warning}")
     mirror = open_writers(recipe.run.writers, run.path, recipe.model_dump(mode="json"), progress)
     store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics, mirror)
     earlier = sum(row.get("seconds", 0.0) for row in metrics.rows)
