@@ -160,7 +160,7 @@ def test_tasks_can_be_counted_and_read(tmp_path: Path) -> None:
 
 
 def test_a_split_without_tasks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no split 'nowhere'"):
+    with pytest.raises(ConfigError, match="no tasks of the split 'nowhere'; it has train, heldout"):
         run_rollouts(
             micro(tmp_path), actor="noop", split="nowhere", attempts=1, limit=0, resume=False, progress=Silent()
         )

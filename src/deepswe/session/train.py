@@ -12,6 +12,7 @@ from typing import Any
 
 from deepswe.config import Recipe
 from deepswe.envs.base import HasId
+from deepswe.envs.splits import check_recipe
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
@@ -64,6 +65,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
         DeepsweError: with what to do; what was recorded stays.
     """
     check_model_path(recipe.model.path)
+    check_recipe(recipe)
     with join_team(recipe) as team:
         if team is not None and not team.leads:
             follow_recipe(recipe, team)
@@ -80,6 +82,7 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
 def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
     """As `run_recipe`, continued if it was begun, but without a report; returns the run directory."""
     check_model_path(recipe.model.path)
+    check_recipe(recipe)
     with own_run(recipe, resume=True) as run:
         if not run.summary.exists():
             run_to_end(_train(recipe, run, progress))
