@@ -52,7 +52,8 @@ def check_evaluated(suite: HasSplits[HasId], splits: Sequence[str]) -> None:
     Raises:
         ConfigError: it names the splits that there are.
     """
-    _check_evaluated(splits, [name for name in dict.fromkeys((*SPLITS, *splits)) if suite.split(name)])
+    if not all(suite.split(name) for name in splits):
+        _check_evaluated(splits, [name for name in dict.fromkeys((*SPLITS, *splits)) if suite.split(name)])
 
 
 def check_recipe(recipe: Recipe) -> None:
