@@ -210,13 +210,3 @@ def test_a_model_of_the_hub_passes_and_one_in_its_cache_asks_nobody(hub: list[st
     (snapshot / "config.json").write_text("{}")
     check_model("owner/kept")
     assert len(hub) == 1
-
-
-def test_a_run_in_place_of_a_model_is_told_with_its_newest_model(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ConfigError, match="the directory of a run, not of a model; no checkpoint has one yet"):
-        check_model(str(tmp_path))
-    for step in (2, 10):
-        (tmp_path / "checkpoints" / "training" / f"step-{step:08}" / "model").mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"model\.path=.*/checkpoints/training/step-00000010/model is that of its"):
-        check_model(str(tmp_path))
