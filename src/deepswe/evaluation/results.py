@@ -190,7 +190,7 @@ def _recipe_budget(run: Path) -> Budget:
     """Of an evaluation inside a training run, by its recipe."""
     try:
         rollout = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["rollout"]
-        return Budget(
+        budget = Budget(
             steps=rollout["max_steps"],
             tokens=rollout["max_tokens"],
             turn_tokens=rollout["max_turn_tokens"],
@@ -198,6 +198,9 @@ def _recipe_budget(run: Path) -> Budget:
             wall_s=rollout["trajectory_timeout_s"],
             generation_s=rollout["generation_timeout_s"],
         )
+        if wrong := misfit(budget, Budget):
+            raise ValueError(wrong)
+        return budget
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise StoreError(f"{run}/recipe.json cannot be read ({error}), so that the budget is unknown") from error
 

@@ -31,7 +31,7 @@ from deepswe.session.interrupt import run_to_end
 from deepswe.training.checkpoint import latest, save_checkpoint
 from deepswe.training.imitation import Imitation
 from deepswe.training.lora import add_lora
-from deepswe.training.run import RunDirectory, own_run, write_json
+from deepswe.training.run import RunDirectory, own_run, read_json, write_json
 
 CARD = "verifier.json"
 """Beside a verifier's weights: how it is to be asked, and what it was worth."""
@@ -59,8 +59,7 @@ def train_verifier(recipe: VerifierRecipe, *, resume: bool, progress: Progress) 
     with own_run(recipe, resume=resume) as run:
         if not run.summary.exists():
             run_to_end(_Trainer(recipe, run, progress).train())
-        summary: dict[str, Any] = json.loads(run.summary.read_text(encoding="utf-8"))
-        return summary
+        return read_json(run.summary)
 
 
 def read_runs(recipe: VerifierRecipe) -> list[Candidate]:

@@ -9,6 +9,7 @@ from deepswe.analysis.record import RunRecord
 from deepswe.analysis.viewer.data import Ratios
 from deepswe.errors import RunError, boundary
 from deepswe.optional import optional_module
+from deepswe.shapes import misfit
 from deepswe.types import Trajectory
 
 
@@ -28,10 +29,7 @@ def ratios_of(run: RunRecord) -> Ratios:
     transformers = optional_module("transformers", "train", "compute ratios")
     with boundary("analysis.ratios", RunError):
         model = transformers.AutoModelForCausalLM.from_pretrained(found[-1].parent, dtype=torch.float32).eval()
-    temperatures = {
-        training: float(run.recipe.get("rollout" if training else "evaluation", {}).get("temperature", 1.0))
-        for training in (True, False)
-    }
+    temperatures = {True: _temperature(run, "rollout"), False: _temperature(run, "evaluation")}
 
     def logprobs(tokens: Sequence[int], temperature: float) -> list[float]:
         """log p of each token but the first, given those before it."""
@@ -55,3 +53,10 @@ def ratios_of(run: RunRecord) -> Ratios:
         return rows
 
     return ratios
+
+
+def _temperature(run: RunRecord, section: str) -> float:
+    given = run.recipe.get(section, {}).get("temperature", 1.0)
+    if wrong := misfit(given, float, f"{section}.temperature"):
+        raise RunError(f"the recipe of {run.directory} has no temperature of its attempts: {wrong}; restore it")
+    return float(given)
