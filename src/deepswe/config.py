@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deepswe.errors import ConfigError
+from deepswe.regular import read_regular
 from deepswe.types import Ending
 
 MOST = 10**12
@@ -948,7 +949,7 @@ def read_tree(path: Path, overrides: Sequence[str] = (), *, what: str = "recipe"
         ConfigError: the file cannot be read or is no TOML, or an override fits nowhere.
     """
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        tree = tomllib.loads(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{what} {path} cannot be read: {error.strerror}; give the path of a .toml file") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError, too

