@@ -98,7 +98,8 @@ class ModelConfig(Section):
     """Which model acts and learns."""
 
     path: str = ""
-    """A directory or a hub name of a Hugging Face causal LM; empty builds `scratch`."""
+    """A Hugging Face causal LM: a directory, a hub name, or a run of ours (RUN for its newest checkpoint, or RUN@STEP);
+    empty builds `scratch`."""
     scratch: ScratchModel = ScratchModel()
     """The model to build when `path` is empty."""
     gguf_file: str = ""

@@ -8,6 +8,7 @@ import pytest
 
 from deepswe.config import Recipe, build_recipe
 from deepswe.errors import ConfigError, RunError
+from deepswe.policy.checkpoints import exported_model
 from deepswe.progress import Silent
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.session.looking import count_tasks, task_text
@@ -92,7 +93,9 @@ def test_a_recipe_ends_in_a_report_and_a_summary(undisturbed: Path) -> None:
     assert summary["steps"] == 4
     assert (undisturbed / "report.html").stat().st_size > 10_000
     assert (undisturbed / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    assert (undisturbed / "checkpoints" / "training" / "step-00000004" / "model" / "config.json").exists()
+    assert exported_model(str(undisturbed)) == undisturbed / "checkpoints" / "training" / "step-00000004" / "model"
+    for step in (0, 4):
+        assert (exported_model(f"{undisturbed}@{step}") / "config.json").exists()
 
 
 def test_the_same_seed_gives_the_same_numbers_also_profiled_and_another_seed_others(
@@ -160,7 +163,7 @@ def test_tasks_can_be_counted_and_read(tmp_path: Path) -> None:
 
 
 def test_a_split_without_tasks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no split 'nowhere'"):
+    with pytest.raises(ConfigError, match="no tasks of the split 'nowhere'; it has train, heldout"):
         run_rollouts(
             micro(tmp_path), actor="noop", split="nowhere", attempts=1, limit=0, resume=False, progress=Silent()
         )

@@ -115,5 +115,5 @@ def choose(recipe: Recipe, policy: Who, checkpoint: str, progress: Progress) -> 
     optional_module("torch", "train", "load a model here")
     from deepswe.session.evaluate_model import model_actor, with_checkpoint
 
-    wanted = with_checkpoint(recipe, checkpoint) if checkpoint else recipe
+    wanted = with_checkpoint(recipe, checkpoint)
     return wanted, model_actor(wanted, progress)

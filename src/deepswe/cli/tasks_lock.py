@@ -30,7 +30,8 @@ def lock(
 def restore(
     path: Annotated[Path, typer.Argument(metavar="LOCK", help="A lock.")],
     repository: Annotated[
-        list[str] | None, typer.Option(help="NAME=PATH of a git repository that the lock has no URL of.")
+        list[str] | None,
+        typer.Option(help="NAME=PATH of a project or git repository that is not where the lock says."),
     ] = None,
 ) -> None:
     """Build the layers of a lock that are missing here, and check all of them; prints those that were built as JSON."""

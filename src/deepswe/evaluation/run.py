@@ -7,7 +7,7 @@ from typing import Any
 
 from deepswe.config import EvaluationConfig
 from deepswe.envs.base import Suite
-from deepswe.errors import ConfigError
+from deepswe.envs.splits import check_evaluated
 from deepswe.evaluation.metrics import count_endings, count_grades, outcomes_by_task, pass_at_1
 from deepswe.rollout.canaries import count_canaries
 from deepswe.rollout.scheduler import Batch
@@ -34,10 +34,9 @@ def evaluation_batches(
         ConfigError: a split has no tasks.
     """
     batches = []
+    check_evaluated(suite, config.splits)
     for split in config.splits:
         tasks = tuple(suite.split(split))
-        if not tasks:
-            raise ConfigError(f"evaluation.splits names {split!r}, of which this task set has no tasks")
         chosen = tasks[: config.tasks] if config.tasks else tasks
         phase = evaluation_phase(name, split)
         batches.append((split, Batch(phase, step, chosen, config.attempts, config.temperature)))

@@ -1,13 +1,36 @@
-"""Whether `model.path` is a directory here or a name of the hub, before anybody asks the network."""
+"""What `model.path` names: a run or a directory here, or a name of the hub; told before anybody asks the network."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from deepswe.config import ModelConfig
 from deepswe.errors import ConfigError
+from deepswe.policy.checkpoints import exported_model, is_run
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+
+
+def with_model_directory(model: ModelConfig) -> ModelConfig:
+    """The same model by the directory, or the name of the hub, that it is loaded from.
+
+    Raises:
+        ConfigError: see `model_directory`.
+    """
+    return model.model_copy(update={"path": model_directory(model.path)})
+
+
+def model_directory(path: str) -> str:
+    """What `model.path` stands for: of a run, RUN or RUN@STEP, the exported model of a checkpoint; else itself.
+
+    Raises:
+        ConfigError: it is a run without such a checkpoint, or see `check_model_path`.
+    """
+    if is_run(path):
+        return str(exported_model(path))
+    check_model_path(path)
+    return path
 
 
 def check_model_path(path: str) -> None:
@@ -23,7 +46,7 @@ def check_model_path(path: str) -> None:
     if not _HUB.fullmatch(path):
         raise ConfigError(
             f"model.path {path!r} is no directory here, and no name of the hub, which has the form owner/name; give "
-            "the directory of a model, or such a name"
+            "the directory of a model, a run or RUN@STEP, or such a name"
         )
     folder = path.partition("/")[0]
     if Path(folder).is_dir():

@@ -29,7 +29,7 @@ from transformers import (
 
 from deepswe.config import ModelConfig, ScratchModel
 from deepswe.errors import ConfigError
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import model_directory
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_END = "<|end|>"
@@ -194,8 +194,7 @@ def build_model(config: ScratchModel, tokenizer: Any, *, seed: int) -> Qwen3ForC
 
 
 def _load(config: ModelConfig) -> LoadedModel:
-    path = config.path
-    check_model_path(path)
+    path = model_directory(config.path)
     options: dict[str, Any] = {}
     if config.gguf_file:
         from_file = Path(path, config.gguf_file)

@@ -16,6 +16,7 @@ from typing import Any
 from deepswe import __version__
 from deepswe.config import Recipe, RolloutConfig
 from deepswe.envs.base import HasId
+from deepswe.envs.splits import check_split, tasks_of_split
 from deepswe.envs.suites import OpenSuite, open_suite
 from deepswe.errors import ConfigError, DeepsweError
 from deepswe.evaluation.evaluations import config_hash, next_segment, phase_of, read_manifest, recorded, write_entry
@@ -185,6 +186,7 @@ def run_evaluation(
     Raises:
         DeepsweError: also where no attempt at all could be made.
     """
+    check_split(recipe, plan.split)
     with own_run(recipe, resume=resume) as run, _recorder(recipe, plan, actor, tape) as recorder:
         return run_to_end(_evaluate(recipe, plan, actor, run.path, progress, watch, recorder))
 
@@ -229,9 +231,7 @@ async def _evaluate(
 ) -> Evaluation:
     phase = phase_of(plan.split, config_hash(recipe, actor.identity))
     async with open_suite(recipe, progress) as opened:
-        tasks = tuple(opened.suite.split(plan.split))[: plan.limit or None]
-        if not tasks:
-            raise ConfigError(f"the task set has no split {plan.split!r}, or it is empty")
+        tasks = tasks_of_split(opened.suite, plan.split)[: plan.limit or None]
         if recorder is not None:
             opened = replace(opened, suite=recorder.suite(opened.suite))
         batch = Batch(phase, 0, tasks, plan.attempts, recipe.evaluation.temperature)

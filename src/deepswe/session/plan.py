@@ -12,7 +12,7 @@ from transformers import AutoConfig, Qwen3Config
 
 from deepswe.config import ModelConfig, Recipe, build_recipe
 from deepswe.errors import ConfigError
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import model_directory
 from deepswe.policy.models import scratch_config
 from deepswe.training.plan import Plan, make_plan, micro_shape
 from deepswe.training.plan_trace import ModelFacts, StepMemory, model_facts, step_memory
@@ -110,9 +110,9 @@ def model_configuration(model: ModelConfig) -> Any:
             head_dim=HEAD_WIDTH,
             tie_word_embeddings=shape["tied"],
         )
-    check_model_path(model.path)
+    path = model_directory(model.path)
     try:
-        return AutoConfig.from_pretrained(model.path)
+        return AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(

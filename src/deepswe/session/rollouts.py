@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 from deepswe.config import Recipe
+from deepswe.envs.splits import check_split, tasks_of_split
 from deepswe.envs.suites import open_suite
-from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_row
 from deepswe.policy.base import Policy, Renderer
 from deepswe.policy.scripted import ByteRenderer
@@ -49,14 +49,13 @@ def run_rollouts(
     async def attempt(store: TrajectoryStore) -> tuple[Trajectory, ...]:
         async with open_suite(recipe, progress) as opened:
             parts = Parts(recipe, opened, store, progress)
-            tasks = tuple(parts.suite.split(split))[: limit or None]
-            if not tasks:
-                raise ConfigError(f"the task set has no split {split!r}, or it is empty")
+            tasks = tasks_of_split(parts.suite, split)[: limit or None]
             batch = Batch(f"{actor}_{split}", 0, tasks, attempts, recipe.evaluation.temperature)
             async with _acting(parts, actor, batch) as (policy, renderer):
                 scheduler = parts.scheduler(policy, renderer, count_tokens=actor == "model")
                 return await parts.collect(scheduler, batch, f"{actor}: {split}")
 
+    check_split(recipe, split)
     with own_run(recipe, resume=resume) as run:
         return evaluation_row(run_to_end(attempt(TrajectoryStore(run.path))))
 

@@ -16,7 +16,7 @@ from deepswe.config import Recipe
 from deepswe.envs.suites import open_suite
 from deepswe.errors import PolicyError
 from deepswe.optional import optional_module
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel, load_policy_model, untie
 from deepswe.progress import Progress
 from deepswe.session.interrupt import run_to_end
@@ -112,10 +112,10 @@ def serve_recipe(
         on_ready: gets the setting that names them, quoted for a shell, once all answer.
 
     Raises:
-        ConfigError: `model.path` is no directory, and can be no name of the hub.
+        ConfigError: `model.path` is neither a directory nor a run, and can be no name of the hub.
         PolicyError: one did not start, or ended; quotes its last words.
     """
-    check_model_path(recipe.model.path)
+    recipe = recipe.model_copy(update={"model": with_model_directory(recipe.model)})
     run_to_end(_serve(recipe, servers, gpus, host, port, progress, on_ready))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepswe.config import Recipe
+from deepswe.envs.splits import check_split, tasks_of_split
 from deepswe.envs.suites import open_suite
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, StoreError, TaskError
@@ -77,9 +78,7 @@ def generate_tests(
 
     async def work(store: TrajectoryStore, book: CheckBook) -> dict[str, Any]:
         async with _open_swe(recipe, progress) as (opened, suite):
-            tasks = tuple(suite.split(split))[: limit or None]
-            if not tasks:
-                raise ConfigError(f"the task set has no split {split!r}, or it is empty")
+            tasks = tasks_of_split(suite, split)[: limit or None]
             writing = WritingSuite(suite, recipe.agent)
             parts = Parts(recipe, replace(opened, suite=writing), store, progress)
             batch = Batch(f"tests_{writer}_{split}", 0, tasks, attempts, recipe.evaluation.temperature)
@@ -88,6 +87,7 @@ def generate_tests(
                 tried = await parts.collect(scheduler, batch, f"writing tests: {split}")
             return await _settle(tasks, tried, suite, book, progress)
 
+    check_split(recipe, split)
     with sole_writer(out):
         book = CheckBook.open(out)
         with own_run(recipe, resume=resume) as run:

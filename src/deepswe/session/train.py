@@ -12,10 +12,11 @@ from typing import Any
 
 from deepswe.config import Recipe
 from deepswe.envs.base import HasId
+from deepswe.envs.splits import check_recipe
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -63,7 +64,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
     Raises:
         DeepsweError: with what to do; what was recorded stays.
     """
-    check_model_path(recipe.model.path)
+    recipe = recipe.model_copy(update={"model": with_model_directory(recipe.model)})
+    check_recipe(recipe)
     with join_team(recipe) as team:
         if team is not None and not team.leads:
             follow_recipe(recipe, team)
@@ -79,7 +81,8 @@ def run_recipe(recipe: Recipe, *, resume: bool, progress: Progress, profile: boo
 
 def train_recipe(recipe: Recipe, *, progress: Progress) -> Path:
     """As `run_recipe`, continued if it was begun, but without a report; returns the run directory."""
-    check_model_path(recipe.model.path)
+    recipe = recipe.model_copy(update={"model": with_model_directory(recipe.model)})
+    check_recipe(recipe)
     with own_run(recipe, resume=True) as run:
         if not run.summary.exists():
             run_to_end(_train(recipe, run, progress))
@@ -148,8 +151,15 @@ class _Main:
         else:
             await self._imitate(loaded, renderer)
             if learner.needs_start:
-                state = {"model": loaded.model.state_dict()}
-                save_checkpoint(self._started, 0, learner_state=state, state={}, keep=1)
+                save_checkpoint(
+                    self._started,
+                    0,
+                    learner_state={"model": loaded.model.state_dict()},
+                    state={},
+                    keep=1,
+                    model=loaded.model,
+                    tokenizer=loaded.tokenizer,
+                )
             self._save(loaded, learner, 0)
         if learner.needs_start and (beginning := latest(self._started)):
             learner.set_start(beginning.learner_state()["model"])

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from deepswe.config import ImitationConfig, ModelConfig, TrainingConfig
 from deepswe.errors import ConfigError
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel, load_policy_model
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -55,7 +55,7 @@ def train_verifier(recipe: VerifierRecipe, *, resume: bool, progress: Progress) 
     Raises:
         DeepsweError: with what to do; what was recorded stays.
     """
-    check_model_path(recipe.model.path)
+    recipe = recipe.model_copy(update={"model": with_model_directory(recipe.model)})
     with own_run(recipe, resume=resume) as run:
         if not run.summary.exists():
             run_to_end(_Trainer(recipe, run, progress).train())

@@ -166,7 +166,10 @@ def split_by_repository(tasks: TaskSet, shares: Mapping[str, float], *, seed: in
     for task in tasks.tasks:
         sizes[task.repo] = sizes.get(task.repo, 0) + 1
     if len(sizes) < len(wanted):
-        raise TaskError(f"{len(sizes)} repositories cannot be dealt out to {len(wanted)} splits; a split needs its own")
+        raise TaskError(
+            f"{len(sizes)} repositories cannot be dealt out to {len(wanted)} splits, each in one alone: leave the set "
+            'undivided, with evaluation.splits=["train"] in its recipe, and hold out tasks of another project'
+        )
     names = sorted(sizes)
     random.Random(seed).shuffle(names)
     names.sort(key=lambda name: -sizes[name])

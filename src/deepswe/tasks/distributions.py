@@ -19,12 +19,15 @@ import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 from deepswe.errors import BuildError
 from deepswe.tasks.layers import LayerCache, layer_key
 
 ENVIRONMENT_TARGET = "/opt/env"
 """Where a sandbox shows an environment layer; its scripts name the interpreter there."""
+
+Half = Literal["base", "tests"]
 
 _FORMAT = 1
 _MAX_TREE_BYTES = 512 << 20
@@ -77,6 +80,23 @@ class Distribution:
                 "python": [sys.version, sys.base_prefix, sys.platform],
             },
         )
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """What the environment is built from: the pins, and the project whose metadata it has."""
+        own = (self.name, self.version) if self.metadata else ("", "")
+        return {"requirements": self.requirements, "project": own[0], "version": own[1]}
+
+    def archive(self, half: Half) -> dict[str, Any]:
+        """What the tree without tests, or the tests, are unpacked from."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "sha256": self.sha256,
+            "half": half,
+            "tests": self.tests,
+            "exclude": self.exclude,
+        }
 
     def _tree(self) -> dict[str, object]:
         return {"format": _FORMAT, "sha256": self.sha256, "tests": self.tests, "exclude": self.exclude}
@@ -186,17 +206,10 @@ def build_layers(distribution: Distribution, cache: LayerCache, pip: Pip, build_
     if distribution.base_key not in cache or distribution.tests_key not in cache:
         archive = fetch_sdist(distribution, cache, pip, build_requirements)
         keep_tree(distribution, archive, cache)
-    own = (distribution.name, distribution.version) if distribution.metadata else ("", "")
+    action = f"installation of the test requirements of {distribution.name}"
     cache.build(
         distribution.environment_key,
-        lambda place: fill_environment(
-            place,
-            pip,
-            distribution.requirements,
-            action=f"installation of the test requirements of {distribution.name}",
-            project=own[0],
-            version=own[1],
-        ),
+        lambda place: fill_environment(place, pip, action=action, **distribution.pinned),
     )
 
 
@@ -208,6 +221,22 @@ def keep_tree(distribution: Distribution, archive: Path, cache: LayerCache) -> N
     """
     cache.build(distribution.base_key, lambda place: unpack(archive, place, _outside(distribution)))
     cache.build(distribution.tests_key, lambda place: unpack(archive, place, _inside(distribution)))
+
+
+def note_origins(distribution: Distribution, spec: str, cache: LayerCache) -> None:
+    """Keep beside the layers of a distribution what they were made from, so that they can be locked.
+
+    Args:
+        distribution: whose layers.
+        spec: the directory, the archive or the git URL that it is; "" for a source distribution of the index.
+        cache: with the layers.
+
+    Raises:
+        BuildError: it cannot be written.
+    """
+    cache.note(distribution.base_key, {"archive": {**distribution.archive("base"), "spec": spec}})
+    cache.note(distribution.tests_key, {"archive": {**distribution.archive("tests"), "spec": spec}})
+    cache.note(distribution.environment_key, {"pinned": distribution.pinned})
 
 
 def unpack(archive: Path, place: Path, wanted: Callable[[PurePosixPath], bool], *, skip_links: bool = False) -> None:

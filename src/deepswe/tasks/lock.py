@@ -1,12 +1,13 @@
 """The lock of a task set: everything that another machine needs to build the same layers, and what they must be.
 
-An environment is locked by its exact packages with the hashes of their archives, a tree by the archive or the git tree
-that it comes from. Every layer has the hash of its content, which a rebuilt one must have, too.
+An environment is locked by its exact packages with the hashes of their archives, a tree by the archive, the git tree or
+the project that it comes from. Every layer has the hash of its content, which a rebuilt one must have, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
@@ -31,6 +32,7 @@ from deepswe.tasks.environments import (
 from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.synth.commits_history import History, open_source
 from deepswe.tasks.synth.commits_tasks import build_tree
+from deepswe.tasks.synth.project import fetch, is_url
 from deepswe.tasks.task import TaskSet
 from deepswe.tasks.taskset import task_set_hash
 
@@ -52,7 +54,7 @@ class LockedEnvironment(_Row):
 
 
 class LockedArchive(_Row):
-    """One half of a source distribution: its tree without tests, or its tests alone."""
+    """One half of a project: its tree without tests, or its tests alone."""
 
     key: str
     hash: str
@@ -62,6 +64,8 @@ class LockedArchive(_Row):
     half: Literal["base", "tests"]
     tests: tuple[str, ...]
     exclude: tuple[str, ...] = ()
+    spec: str = ""
+    """The directory, the archive or the git URL that it was made from; "" for a source distribution of the index."""
 
 
 class LockedTree(_Row):
@@ -116,10 +120,14 @@ def make_lock(
                 environments.append(_locked(key, digest, _environment(found)))
             case {"git": dict(found)}, _:
                 trees.append(LockedTree(key=key, hash=digest, **found))
+            case {"archive": dict(found)}, _:
+                archives.append(LockedArchive(key=key, hash=digest, **found))
+            case {"pinned": dict(found)}, _:
+                environments.append(_locked(key, digest, _pinned(cache, pip or Pip(), **found)))
             case _, ("environment", distribution):
-                environments.append(_locked(key, digest, _pinned(distribution, cache, pip or Pip())))
+                environments.append(_locked(key, digest, _pinned(cache, pip or Pip(), **distribution.pinned)))
             case _, ("base" | "tests" as half, distribution):
-                archives.append(_locked_archive(key, digest, half, distribution))
+                archives.append(LockedArchive(key=key, hash=digest, **distribution.archive(half)))
             case _:
                 raise BuildError(
                     f"nothing says what layer {key} was built from; build its tasks again with this version"
@@ -152,11 +160,10 @@ def _environment(record: Mapping[str, Any]) -> Environment:
     return Environment(packages, record["project"], record["version"])
 
 
-def _pinned(distribution: Distribution, cache: LayerCache, pip: Pip) -> Environment:
-    """A bundled repository's environment, with the hashes of what its pins name."""
-    packages = resolve(distribution.requirements, cache, pip, needs=False) if distribution.requirements else ()
-    own = (distribution.name, distribution.version) if distribution.metadata else ("", "")
-    return Environment(packages, *own)
+def _pinned(cache: LayerCache, pip: Pip, *, requirements: Sequence[str], project: str, version: str) -> Environment:
+    """An environment that was built from pins, with the hashes of what they name."""
+    packages = resolve(requirements, cache, pip, needs=False) if requirements else ()
+    return Environment(packages, project, version)
 
 
 def _locked(key: str, digest: str, environment: Environment) -> LockedEnvironment:
@@ -165,19 +172,6 @@ def _locked(key: str, digest: str, environment: Environment) -> LockedEnvironmen
 
 def _plain(environment: Environment) -> dict[str, Any]:
     return asdict(environment)
-
-
-def _locked_archive(key: str, digest: str, half: Literal["base", "tests"], distribution: Distribution) -> LockedArchive:
-    return LockedArchive(
-        key=key,
-        hash=digest,
-        name=distribution.name,
-        version=distribution.version,
-        sha256=distribution.sha256,
-        half=half,
-        tests=distribution.tests,
-        exclude=distribution.exclude,
-    )
 
 
 def write_lock(lock: Lock, path: Path) -> None:
@@ -221,7 +215,7 @@ def restore(
         cache: where.
         progress: told of each layer.
         pip: how pip is called.
-        repositories: name -> path or URL of a git repository, instead of the URL in the lock.
+        repositories: name -> path or URL of a git repository or a project, instead of what the lock says.
 
     Returns:
         Keys of the layers that were built.
@@ -240,7 +234,7 @@ def restore(
             _check_platform(row, cache)
             layers.append((row.key, row.hash, _environment_builder(row, cache, pip)))
         for archive in lock.archives:
-            layers.append((archive.key, archive.hash, _archive_builder(archive, lock, cache, pip)))
+            layers.append((archive.key, archive.hash, _archive_builder(archive, lock, cache, pip, repositories or {})))
         for tree in lock.trees:
             layers.append((tree.key, tree.hash, _tree_builder(tree, histories, cache)))
         for key, digest, build in layers:
@@ -279,7 +273,9 @@ def _environment_builder(row: LockedEnvironment, cache: LayerCache, pip: Pip) ->
     return lambda: build_environment(environment, cache, pip, key=row.key)
 
 
-def _archive_builder(row: LockedArchive, lock: Lock, cache: LayerCache, pip: Pip) -> Callable[[], object]:
+def _archive_builder(
+    row: LockedArchive, lock: Lock, cache: LayerCache, pip: Pip, places: Mapping[str, str]
+) -> Callable[[], object]:
     distribution = Distribution(row.name, row.version, row.sha256, row.tests, row.exclude)
 
     def wanted(path: PurePosixPath) -> bool:
@@ -288,9 +284,24 @@ def _archive_builder(row: LockedArchive, lock: Lock, cache: LayerCache, pip: Pip
         return not excluded and tests == (row.half == "tests")
 
     def build(place: Path) -> None:
-        unpack(fetch_sdist(distribution, cache, pip, lock.build_requirements), place, wanted)
+        if not row.spec:
+            unpack(fetch_sdist(distribution, cache, pip, lock.build_requirements), place, wanted)
+            return
+        with tempfile.TemporaryDirectory(prefix="deepswe-project-") as work:
+            unpack(fetch(_project_of(row, places), Path(work), pip).archive, place, wanted)
 
     return lambda: cache.build(row.key, build)
+
+
+def _project_of(row: LockedArchive, places: Mapping[str, str]) -> str:
+    """Where the project of a layer is; never a name, which the package index would be asked for."""
+    place = places.get(row.name, row.spec)
+    if not is_url(place) and not Path(place).expanduser().exists():
+        raise BuildError(
+            f"layer {row.key} was made from {row.name} in {place}, which is not here; say where that project is with "
+            f"--repository {row.name}=PATH, and have it as it was then"
+        )
+    return place
 
 
 class _Histories:

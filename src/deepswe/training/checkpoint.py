@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,11 +20,10 @@ from typing import Any
 import torch
 
 from deepswe.errors import TrainingError, boundary
+from deepswe.policy.checkpoints import EXPORT, MANIFEST, complete_steps
 from deepswe.training.checkpoint_export import export_model
 
-MANIFEST = "manifest.json"
-_LEARNER, _STATE, _EXPORT = "learner.pt", "state.json", "model"
-_NAME = re.compile(r"step-(\d{8,})")
+_LEARNER, _STATE = "learner.pt", "state.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Checkpoint:
     @property
     def export(self) -> Path:
         """The directory that `from_pretrained` loads; there if the checkpoint was saved with a model."""
-        return self.path / _EXPORT
+        return self.path / EXPORT
 
     def state(self) -> dict[str, Any]:
         """The caller's own state."""
@@ -90,7 +88,7 @@ def save_checkpoint(
             with (temporary / _LEARNER).open("wb") as file:
                 torch.save(dict(learner_state), file)
             if model is not None:
-                export_model(model, tokenizer, temporary / _EXPORT)
+                export_model(model, tokenizer, temporary / EXPORT)
             return finish(directory, step, state=state, keep=keep)
     except TrainingError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -134,19 +132,7 @@ def latest(directory: Path) -> Checkpoint | None:
 
 def all_checkpoints(directory: Path) -> list[Checkpoint]:
     """The complete checkpoints in the order of their steps; incomplete ones and other files are passed over."""
-    if not directory.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [Checkpoint(path, step) for step, path in sorted(found) if is_complete(path)]
-
-
-def is_complete(path: Path) -> bool:
-    """Whether the manifest is there and every file that it lists has its size."""
-    try:
-        sizes = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["sizes"]
-        return all((path / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return False
+    return [Checkpoint(path, step) for step, path in complete_steps(directory)]
 
 
 def _seal(path: Path, step: int) -> None:

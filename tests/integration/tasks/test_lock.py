@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from deepswe.tasks.bundled import Catalogue
 from deepswe.tasks.distributions import Pip
 from deepswe.tasks.environments import Environment, Package, build_environment, hash_layer, resolve
 from deepswe.tasks.layers import LayerCache
-from deepswe.tasks.lock import Lock, make_lock, read_lock, restore, write_lock
+from deepswe.tasks.lock import Lock, LockedArchive, make_lock, read_lock, restore, write_lock
+from deepswe.tasks.synth import project
 from deepswe.tasks.synth.commits_history import History
 from deepswe.tasks.synth.commits_tasks import build_tree
+from deepswe.tasks.synth.project import open_project
 from deepswe.tasks.task import HiddenTests, Repository, Task, TaskSet
 from tests.integration.tasks.test_history import Maker
 
@@ -109,6 +113,62 @@ def test_layer_of_unknown_origin_and_malformed_lock_are_refused(tmp_path: Path) 
         read_lock(tmp_path / "lock.json")
     with pytest.raises(TaskError, match="cannot be read"):
         read_lock(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("form", ["directory", "git", "archive"])
+def test_set_made_from_a_project_of_ones_own_is_locked_and_rebuilt_where_that_project_is(
+    form: str, tmp_path: Path, offline_pip: Pip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(project, "resolve_needs", lambda *arguments: ("tiny==1.0",))
+    shop = tmp_path / "shop"
+    (shop / "tests").mkdir(parents=True)
+    (shop / "pyproject.toml").write_text('[project]\nname = "shop"\nversion = "0.1"\n')
+    (shop / "shop.py").write_text("def price(n):\n    return 2 * n\n")
+    (shop / "tests" / "test_shop.py").write_text("def test_price():\n    assert True\n")
+    place = packed(shop, form)
+    cache = LayerCache(tmp_path / "cache")
+    source = open_project(str(place), cache, offline_pip, Silent())
+    repository = Repository(
+        base=source.recipe.distribution.base_key, environment=source.recipe.distribution.environment_key
+    )
+    task = Task("shop-001", "shop", "", repository, "mutation", "train")
+    tasks = TaskSet((task,), {task.id: HiddenTests(task.id, {}, ("a",), ())})
+    lock = make_lock(tasks, cache, Silent(), pip=offline_pip, catalogue=NONE)
+    [archive], [environment] = lock.archives, lock.environments
+    assert (archive.spec, archive.half) == (str(place), "base")
+    assert [package.name for package in environment.packages] == ["tiny"]
+    moved = place.rename(tmp_path / f"moved{place.suffix}")
+    other = LayerCache(tmp_path / "other")
+    with pytest.raises(BuildError, match=r"not here; say where that project is with --repository shop=PATH"):
+        restore(lock, other, Silent(), pip=offline_pip)
+    with pytest.raises(BuildError, match="not here"):  # a plain name is never asked for at the package index
+        restore(lock, other, Silent(), pip=offline_pip, repositories={"shop": "tiny"})
+    built = restore(lock, other, Silent(), pip=offline_pip, repositories={"shop": str(moved)})
+    assert archive.key in built
+    assert hash_layer(other.path(archive.key)) == hash_layer(source.base)
+
+
+def packed(tree: Path, form: str) -> Path:
+    """A project as a directory, as a git repository or as an archive of it."""
+    if form == "archive":
+        with tarfile.open(tree.with_suffix(".gz"), "w:gz") as tar:
+            tar.add(tree, "shop-0.1")
+        return tree.with_suffix(".gz")
+    if form == "git":
+        for command in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qma"]):
+            subprocess.run(["git", "-C", str(tree), *command], check=True)
+    return tree
+
+
+def test_a_project_that_has_changed_since_is_refused(tmp_path: Path, offline_pip: Pip) -> None:
+    (tmp_path / "shop.py").write_text("PRICE = 2\n")
+    row = LockedArchive(
+        key="base-shop", hash="f" * 64, name="shop", version="0", sha256="", half="base", tests=(), spec=str(tmp_path)
+    )
+    cache = LayerCache(tmp_path / "cache")
+    with pytest.raises(BuildError, match="what it is built from has changed"):
+        restore(Lock(archives=(row,)), cache, Silent(), pip=offline_pip)
+    assert row.key not in cache
 
 
 def test_hash_ignores_byte_code_and_sees_content_kind_and_execution_bit(tmp_path: Path) -> None:

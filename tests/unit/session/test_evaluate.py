@@ -170,7 +170,7 @@ def test_what_ends_all_attempts_is_raised_as_itself(tmp_path: Path) -> None:
 
 def test_the_reference_solver_needs_no_recipe_of_its_own(tmp_path: Path) -> None:
     assert evaluate(lake(tmp_path), actor=reference_actor()).table["pass_at_1"]["mean"] == 1.0
-    with pytest.raises(ConfigError, match="no split 'moon'"):
+    with pytest.raises(ConfigError, match="no tasks of the split 'moon'; it has train, heldout; give --split heldout"):
         evaluate(lake(tmp_path), Plan("moon", attempts=1))
 
 

@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from email.parser import Parser
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 from deepswe.errors import BuildError
 from deepswe.progress import Progress
 from deepswe.tasks.bundled import RepositoryRecipe, RepositorySource, build_source, is_test_module
-from deepswe.tasks.distributions import Pip, keep_tree, unpack
+from deepswe.tasks.distributions import Pip, keep_tree, note_origins, unpack
 from deepswe.tasks.environments import resolve
 from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.synth.refusal import ProjectRefused
@@ -122,11 +122,19 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """An archive of a project, with the hash that names it."""
+    """An archive of a project.
+
+    Attributes:
+        archive: the file.
+        sha256: names it.
+        named: the project's name, where the way to it tells; "" otherwise.
+        spec: by which it is fetched again, from any directory; "" for a source distribution of the package index.
+    """
 
     archive: Path
     sha256: str
-    named: str = field(default="")
+    named: str = ""
+    spec: str = ""
 
 
 def open_project(spec: str, cache: LayerCache, pip: Pip, progress: Progress) -> RepositorySource:
@@ -157,6 +165,7 @@ def open_project(spec: str, cache: LayerCache, pip: Pip, progress: Progress) -> 
             raise
         except BuildError as error:
             raise _refusal("does-not-build", error) from error
+        note_origins(recipe.distribution, fetched.spec, cache)
     progress.advance()
     return source
 
@@ -168,18 +177,25 @@ def fetch(spec: str, place: Path, pip: Pip) -> Fetched:
         ProjectRefused: there is nothing of that name, or fetching it failed or took too long.
     """
     path = Path(spec).expanduser()
-    if path.is_dir():
-        if (path / ".git").exists():
-            return _pack(_git_export(str(path.resolve()), place), place)
-        return _pack(path.resolve(), place)
-    if path.is_file():
-        return Fetched(path.resolve(), _hash(path))
-    if re.match(r"(?:git\+)?(?:https?|ssh|git|file)://|git@", spec):
-        return _pack(_git_clone(spec.removeprefix("git+"), place), place)
+    if path.exists():
+        return replace(_fetch_here(path.resolve(), place), spec=str(path.resolve()))
+    if is_url(spec):
+        return replace(_pack(_git_clone(spec.removeprefix("git+"), place), place), spec=spec)
     match = _SPEC.fullmatch(spec)
     if match is None:
         raise ProjectRefused("not-found", f"{spec!r} is no directory, archive, git URL or package name")
     return _download(match[1], match[2] or "", place, pip)
+
+
+def is_url(spec: str) -> bool:
+    """Whether git is asked to clone it."""
+    return re.match(r"(?:git\+)?(?:https?|ssh|git|file)://|git@", spec) is not None
+
+
+def _fetch_here(path: Path, place: Path) -> Fetched:
+    if path.is_file():
+        return Fetched(path, _hash(path))
+    return _pack(_git_export(str(path), place) if (path / ".git").exists() else path, place)
 
 
 def _download(name: str, version: str, place: Path, pip: Pip) -> Fetched:

@@ -74,7 +74,7 @@ def micro_task_set(config: MicroTasks, progress: Progress | None = None) -> Task
     told = progress or Silent()
     tasks: list[Task] = []
     hidden: dict[str, HiddenTests] = {}
-    counts = _counts(config)
+    counts = count_by_split(config)
     told.begin("Micro tasks", sum(counts.values()))
     for split, count in counts.items():
         for number in range(count):
@@ -91,7 +91,7 @@ def named_micro_task(config: MicroTasks, task_id: str) -> tuple[Task, HiddenTest
     Raises:
         TaskError: the set has none of that id.
     """
-    counts = _counts(config)
+    counts = count_by_split(config)
     found = re.fullmatch(r"micro-([a-z]+)-(\d{5,})", task_id, re.ASCII)
     if found and int(found[2]) < counts.get(found[1], 0) and task_id == _id(found[1], int(found[2])):
         return micro_task(found[1], int(found[2]), seed=config.seed)
@@ -99,7 +99,8 @@ def named_micro_task(config: MicroTasks, task_id: str) -> tuple[Task, HiddenTest
     raise TaskError(f"there is no task {task_id!r} in the set; there are {known}")
 
 
-def _counts(config: MicroTasks) -> dict[str, int]:
+def count_by_split(config: MicroTasks) -> dict[str, int]:
+    """Tasks of each split."""
     return {"train": config.train, "heldout": config.heldout, "unseen": config.unseen}
 
 
