@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from deepswe.config import ImitationConfig, ModelConfig, TrainingConfig
 from deepswe.errors import ConfigError
+from deepswe.policy.checkpoints import EXPORT, damage
 from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel, load_policy_model
 from deepswe.policy.render import Renderer as ChatRenderer
@@ -201,6 +202,8 @@ def load_verifier(directory: Path, *, threads: int = 0) -> ModelJudge:
             f"{directory} holds no trained verifier ({card.name}: {error}); give the run directory of "
             "`deepswe verifier train`, and end that with --resume if it was interrupted"
         ) from error
+    if wrong := damage(Path(model.path).parent, EXPORT):
+        raise ConfigError(f"the model of {directory} is damaged: {wrong}; restore it, or train the verifier again")
     _settle(threads)
     loaded = _load(model, (), 0)
     return ModelJudge(loaded.model, _prompter(loaded, prompt), prior=prior, bfloat16=said["dtype"] == "bfloat16")

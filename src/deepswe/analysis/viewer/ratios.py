@@ -9,6 +9,7 @@ from deepswe.analysis.record import RunRecord
 from deepswe.analysis.viewer.data import Ratios
 from deepswe.errors import RunError, boundary
 from deepswe.optional import optional_module
+from deepswe.policy.checkpoints import EXPORT, damage
 from deepswe.shapes import misfit
 from deepswe.types import Trajectory
 
@@ -25,6 +26,8 @@ def ratios_of(run: RunRecord) -> Ratios:
     found = sorted(run.directory.glob("checkpoints/*/step-*/model/config.json"), key=lambda path: path.parts[-3])
     if not found:
         raise RunError(f"{run.directory} has no checkpoint with a model, so there are no ratios to it; leave them out")
+    if wrong := damage(found[-1].parents[1], EXPORT):
+        raise RunError(f"{found[-1].parents[1]} is damaged: {wrong}; remove it to take an older one")
     torch = optional_module("torch", "train", "compute ratios")
     transformers = optional_module("transformers", "train", "compute ratios")
     with boundary("analysis.ratios", RunError):
