@@ -22,8 +22,8 @@ INTRODUCTION = """# Recipe reference
 
 Generated from `deepswe.config` by `docs/recipe_reference.py`. A recipe is a TOML file. A key that is not listed here is
 refused, and so is a value outside its range; no count is above 10^12, and a seed has 64 bits. On the command line
-`section.key=value` changes one setting, such as `training.steps=50`. Two keys have no default: `run.name` and
-`tasks.kind`.
+`section.key=value` changes one setting, such as `training.steps=50`. Where it changes `tasks.kind`, what the file says
+of the tasks is left out as far as the new kind has no such key. Two keys have no default: `run.name` and `tasks.kind`.
 """
 
 

@@ -955,10 +955,14 @@ def read_tree(path: Path, overrides: Sequence[str] = (), *, what: str = "recipe"
         raise ConfigError(f"{what} {path} cannot be read: {error.strerror}; give the path of a .toml file") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError, too
         raise ConfigError(f"{what} {path} is not valid TOML: {error}") from error
+    _apply(overrides, tree)
+    return tree
+
+
+def _apply(overrides: Sequence[str], tree: dict[str, Any]) -> None:
     for text in overrides:
         keys, value = parse_override(text)
         _put(tree, keys, value, text)
-    return tree
 
 
 def _put(tree: dict[str, Any], keys: Sequence[str], value: Any, text: str) -> None:
@@ -975,12 +979,37 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         path: a TOML file.
-        overrides: `section.key=value` texts, applied in order.
+        overrides: `section.key=value` texts, applied in order. One that changes the kind of a section leaves out what
+            the file says of the section and the new kind does not have.
 
     Raises:
         ConfigError: the file cannot be read, is no TOML, has an unknown key or a wrong value; one line per problem.
     """
-    return build_recipe(read_tree(path, overrides), origin=str(path))
+    tree = read_tree(path)
+    for text in overrides:
+        keys, value = parse_override(text)
+        if keys[1:] == ("kind",) and isinstance(tree.get(keys[0]), dict):
+            tree[keys[0]] = _without_other_kind(keys[0], tree[keys[0]], value)
+    _apply(overrides, tree)
+    return build_recipe(tree, origin=str(path))
+
+
+def _without_other_kind(name: str, section: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """A section of a file as far as it can stay where its kind becomes another: keys of the same name and type."""
+    kinds = _kinds(name)
+    old, new = kinds.get(str(section.get("kind"))), kinds.get(str(kind))
+    if old is None or new is None or old is new:
+        return dict(section)
+    types = [{key: field.annotation for key, field in one.model_fields.items()} for one in (old, new)]
+    both = types[0].items() & types[1].items()
+    return {key: value for key, value in section.items() if key == "kind" or key in dict(both)}
+
+
+def _kinds(section: str) -> dict[str, type[Section]]:
+    """The kinds of a section of a recipe by name; none where it has no kinds."""
+    field = Recipe.model_fields.get(section)
+    sections = [one for one in get_args(field.annotation) if issubclass(one, Section)] if field else []
+    return {one.model_fields["kind"].default: one for one in sections if "kind" in one.model_fields}
 
 
 def load_sandbox(overrides: Sequence[str] = ()) -> SandboxConfig:

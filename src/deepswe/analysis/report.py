@@ -19,7 +19,7 @@ from deepswe.analysis.samples import AttemptNote, Sample, choose_samples, note_a
 from deepswe.analysis.viewer.tokenizer import decoder_of
 from deepswe.atomic import write_atomically
 from deepswe.errors import RunError
-from deepswe.evaluation.metrics import Difference, Estimate, paired_difference, pass_at_1
+from deepswe.evaluation.metrics import TASKS_A_GROUP, Difference, Estimate, paired_difference, pass_at_1
 from deepswe.rollout.canaries import CANARY, KINDS
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
@@ -28,6 +28,8 @@ IMITATION = "imitation"
 """The phase of the reference solver's trajectories."""
 SHOWN_TESTS = 60
 LARGEST_GROUPING = 24
+NOT_GROUPED = ("split", "issue", CANARY)
+"""Tags of a trajectory that no table is made by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +136,15 @@ def make_headlines(notes: Sequence[AttemptNote]) -> tuple[Headline, ...]:
 
 
 def make_groupings(notes: Sequence[AttemptNote]) -> dict[str, tuple[GroupLine, ...]]:
-    """For each tag that divides the evaluated tasks into a readable number of groups: pass@1 by split and value."""
+    """For each tag that divides the evaluated tasks into a readable number of groups, of two tasks or more on average:
+    pass@1 by split and value."""
     evaluated = [note for note in notes if note.name in ("before", "after")]
-    keys = dict.fromkeys(key for note in evaluated for key in note.tags if key not in ("split", CANARY))
+    keys = dict.fromkeys(key for note in evaluated for key in note.tags if key not in NOT_GROUPED)
+    tasks = len({(note.split, note.task_id) for note in evaluated})
     tables = {}
     for key in sorted(keys, key=lambda key: (key != "kind", list(keys).index(key))):
         groups = sorted({(note.split, note.tags.get(key, "")) for note in evaluated})
-        if 1 < len(groups) <= LARGEST_GROUPING and len({value for _, value in groups}) > 1:
+        if 1 < len(groups) <= min(LARGEST_GROUPING, tasks // TASKS_A_GROUP) and len({value for _, value in groups}) > 1:
             tables[key] = tuple(_group_line(evaluated, key, split, value) for split, value in groups)
     return tables
 

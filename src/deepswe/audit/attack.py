@@ -32,6 +32,11 @@ class Target:
         return self.file.rpartition("/")[2].removesuffix(".py")
 
 
+def has_target(hidden: HiddenTests) -> bool:
+    """Whether the gold patch mends a Python file, which `target_of` needs."""
+    return any(path.endswith(".py") for path in touched_paths(hidden.gold_patch))
+
+
 def target_of(task: Task, hidden: HiddenTests) -> Target:
     """The target that a task is."""
     files = sorted(path for path in touched_paths(hidden.gold_patch) if path.endswith(".py"))

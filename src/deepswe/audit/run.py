@@ -15,13 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepswe.audit.attack import Attack, Target, new_file, target_of
+from deepswe.audit.attack import Attack, Target, has_target, new_file, target_of
 from deepswe.audit.forgers import FORGERS
 from deepswe.audit.honest import HONEST, honest_task
 from deepswe.audit.leaks import LEAKS
 from deepswe.audit.naive import fix_naively, naive_reward, open_naive, prepare_naive
 from deepswe.audit.steering import STEERING
-from deepswe.config import AgentConfig, BundledTasks, MicroTasks, SandboxConfig
+from deepswe.config import AgentConfig, BundledTasks, MicroTasks, SandboxConfig, TaskSetTasks
+from deepswe.envs.suites import check_runnable
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, DeepsweError, StoreError
 from deepswe.grading.tree import ROOT, Workshop
@@ -30,8 +31,10 @@ from deepswe.progress import Progress
 from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
 from deepswe.tasks.layers import LayerCache, default_cache_root
+from deepswe.tasks.select import select_tasks
 from deepswe.tasks.synth.micro.generate import micro_task_set
 from deepswe.tasks.task import Task, TaskSet
+from deepswe.tasks.taskset import load_task_set
 from deepswe.tools.calls import render_call
 from deepswe.tools.catalog import TOOLS
 from deepswe.types import Grade, Graded, ToolCall
@@ -111,14 +114,16 @@ def _read_result(line: bytes) -> Result | None:
 
 
 def audit_tasks(name: str, limit: int, real_tasks: int, progress: Progress) -> TaskSet:
-    """The tasks of an audit: of the micro family, or some of them from the bundled repositories and the rest micro.
+    """The tasks of an audit: of the micro family, or some of them from the bundled repositories and the rest micro, or
+    those of a file whose gold patch an attack can aim at.
 
     Raises:
-        ConfigError: there is no such set.
+        ConfigError: there is no such set, or no such task in it.
+        StoreError: the file cannot be read.
         BuildError: the repositories cannot be built.
     """
     if name not in ("bundled", "micro"):
-        raise ConfigError(f"there is no task set {name!r} to audit; there are bundled and micro")
+        return _tasks_of_file(Path(name), limit)
     cache = LayerCache(default_cache_root(os.environ))
     real = TaskSet((), {})
     if name == "bundled" and min(real_tasks, limit):
@@ -127,6 +132,17 @@ def audit_tasks(name: str, limit: int, real_tasks: int, progress: Progress) -> T
     micro = micro_task_set(MicroTasks(train=max(1, rest // 2), heldout=rest - rest // 2, unseen=0))
     tasks = (*real.tasks, *micro.tasks[:rest])
     return TaskSet(tasks, {task.id: {**real.hidden, **micro.hidden}[task.id] for task in tasks})
+
+
+def _tasks_of_file(path: Path, limit: int) -> TaskSet:
+    if not path.is_file():
+        raise ConfigError(f"there is no task set {str(path)!r} to audit; give bundled, micro or a task-set file")
+    config = TaskSetTasks(path=path, unvalidated=True, allow_contaminated=True)
+    tasks = select_tasks(load_task_set(path), config)
+    fit = [task.id for task in tasks.tasks if has_target(tasks.hidden[task.id])]
+    if not fit:
+        raise ConfigError(f"no task of {path} has a gold patch of Python code, at which the attacks aim")
+    return tasks.only(fit[:limit])
 
 
 class Audit:
@@ -142,7 +158,8 @@ class Audit:
         self.tasks, self.workshop, self.record = tasks, workshop, record
         self._suite = SweSuite(tasks, workshop, _AGENT)
         self._slots = asyncio.Semaphore(max(1, concurrency))
-        self._environment = next((t.repository.environment for t in tasks.tasks if t.repository.environment), None)
+        with_pytest = (t for t in tasks.tasks if tasks.hidden[t.id].runner == "pytest")
+        self._environment = next((t.repository.environment for t in with_pytest if t.repository.environment), None)
 
     def plan(
         self, attacks: Sequence[Attack], naive_tasks: int
@@ -360,7 +377,7 @@ async def run_audit(
     """Audit a task set on a backend.
 
     Args:
-        name: "bundled" or "micro".
+        name: "bundled", "micro" or a task-set file.
         backend: as `sandbox.backend`.
         attacks: names; empty takes all.
         limit: tasks.
@@ -384,6 +401,7 @@ async def run_audit(
         record = Record(directory)
         async with _pool(backend) as (pool, config):
             cache = LayerCache(default_cache_root(os.environ))
+            check_runnable(tasks, backend, cache)
             workshop = Workshop(pool.open, cache.path, limits_of(config), {"run": "audit"})
             audit = Audit(tasks, workshop, record, concurrency=min(pool.concurrency, 2 * (os.cpu_count() or 1)))
             await audit.run(chosen, naive_tasks, progress)

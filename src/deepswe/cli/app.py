@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 import typer
 
@@ -29,6 +31,17 @@ def build_app(only: str | None = None) -> typer.Typer:
         else:
             app.command(name, short_help=line)(found)
     return app
+
+
+def options_of(words: Sequence[str]) -> set[str]:
+    """The options of the command, or of the group of commands, with which a command line begins."""
+    command: Any = typer.main.get_command(build_app(words[0]))
+    for word in words:
+        inner = getattr(command, "commands", {})
+        if word not in inner:
+            break
+        command = inner[word]
+    return {option for parameter in command.params for option in parameter.opts}
 
 
 def _version(wanted: bool) -> None:

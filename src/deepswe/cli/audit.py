@@ -10,13 +10,13 @@ import typer
 
 
 def audit(
-    tasks: Annotated[str, typer.Argument(help="bundled (with micro tasks) or micro.")] = "bundled",
+    tasks: Annotated[str, typer.Argument(help="bundled (with micro tasks), micro, or a task-set file.")] = "bundled",
     backend: Annotated[
         Literal["bubblewrap", "docker", "podman", "kubernetes"], typer.Option(help="Sandbox backend.")
     ] = "bubblewrap",
     attacks: Annotated[str, typer.Option(help="Names, with commas between; all if empty.")] = "",
     limit: Annotated[int, typer.Option(min=1, help="Tasks.")] = 36,
-    real: Annotated[int, typer.Option(min=0, help="How many of them are bundled ones; the rest is micro.")] = 7,
+    real: Annotated[int, typer.Option(min=0, help="Of bundled: so many of them; the rest is micro.")] = 7,
     naive: Annotated[int, typer.Option(min=0, help="Tasks on which the naive grader is tried.")] = 4,
     out: Annotated[Path, typer.Option(help="Where the evidence is kept; a second run takes it up.")] = Path(
         "runs/audit"

@@ -56,16 +56,26 @@ def main() -> None:
     except RecursionError:
         _fail("the input is nested too deeply to be read; give a file that is not")
     except KeyboardInterrupt:
-        sys.exit(_interrupted())
+        sys.exit(_interrupted(sys.argv[1:]))
     except SystemExit as ended:
         if ended.code == INTERRUPTED:  # the parser has made this of an interrupt, and says nothing
-            _interrupted()
+            _interrupted(sys.argv[1:])
         raise
 
 
-def _interrupted() -> int:
-    print("deepswe: interrupted; nothing recorded is lost, continue with --resume", file=sys.stderr)
+def _interrupted(words: Sequence[str]) -> int:
+    way = ", continue with --resume" if _has_resume(words) else ""
+    print(f"deepswe: interrupted; nothing recorded is lost{way}", file=sys.stderr)
     return INTERRUPTED
+
+
+def _has_resume(words: Sequence[str]) -> bool:
+    """Whether the command of a command line has the option --resume."""
+    if not words or words[0] not in COMMANDS:
+        return False
+    from deepswe.cli.app import options_of
+
+    return "--resume" in options_of(words)
 
 
 def _fail(message: str) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from deepswe.cli.manifests import manifests
+
+if TYPE_CHECKING:
+    from deepswe.sandbox.census import Census
 
 app = typer.Typer(help="Where code runs.", no_args_is_help=True)
 Name = Literal["bubblewrap", "docker", "podman", "kubernetes"]
@@ -71,8 +74,7 @@ def list_all(
         age, left = now - record.created, record.expires - now
         words = (record.backend, record.name, record.state, f"age {age:.0f} s", f"expires in {left:.0f} s", record.task)
         print("  ".join(filter(None, words)))
-    for name, reason in census.silent.items():
-        print(f"deepswe: {name} was not asked: {reason}", file=sys.stderr)
+    _tell_silent(census)
     print(f"{len(census.records)} sandboxes")
 
 
@@ -94,9 +96,17 @@ def reap(
         return
     for record in census.records:
         print(f"{record.backend}  {record.name}  {record.state}")
-    for name, reason in census.silent.items():
-        print(f"deepswe: {name} was not asked: {reason}", file=sys.stderr)
+    _tell_silent(census)
     print(f"{len(census.records)} removed")
+
+
+def _tell_silent(census: Census) -> None:
+    """One line for the backends that are not here, and one for each that failed."""
+    for name, reason in census.silent.items():
+        if name not in census.absent:
+            print(f"deepswe: {name} did not finish: {reason}", file=sys.stderr)
+    if census.absent:
+        print(f"not reachable: {', '.join(census.absent)} (why: --backend NAME)", file=sys.stderr)
 
 
 @app.command()

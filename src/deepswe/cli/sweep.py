@@ -22,11 +22,13 @@ def sweep(
     tokens: Values = "",
     rerun: Annotated[bool, typer.Option("--rerun", help="Evaluate anew where recorded attempts do not do.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Where a picture goes (PNG).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """The score of an evaluation under other limits: recorded attempts are cut and graded where that is valid."""
     from dataclasses import asdict
 
     from deepswe.cli.evaluate_live import LiveEvaluation
+    from deepswe.cli.evaluate_tables import plain, share, show
     from deepswe.cli.places import free_place
     from deepswe.errors import ConfigError
     from deepswe.evaluation.evaluations import read_manifest
@@ -60,7 +62,20 @@ def sweep(
         from deepswe.analysis.sweep import write_sweep
 
         write_sweep(points, picture)
-    print(json.dumps([asdict(point) for point in points]))
+    if as_json:
+        print(json.dumps([asdict(point) for point in points]))
+        return
+    rows = [
+        (
+            f"{p.knob} {p.value:,}",
+            share(p.estimate.mean),
+            f"{share(p.estimate.low)} to {share(p.estimate.high)}",
+            *map(str, (p.kept, p.replayed, p.rerun, p.diverged)),
+        )
+        for p in points
+    ]
+    columns = ("limit", "pass@1", "95% interval", "kept", "replayed", "run anew", "diverged")
+    show(plain(f"{run} under other limits", columns, rows))
 
 
 def numbers(text: str, knob: str) -> list[int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from deepswe.config import MicroTasks, Recipe
-from deepswe.envs.base import HasId, Suite
+from deepswe.envs.base import HasId
 from deepswe.errors import ConfigError
 from deepswe.tasks.synth.micro.generate import count_by_split
 
@@ -14,7 +15,18 @@ SPLITS = ("train", "heldout", "unseen", "test")
 """The names that makers of tasks give to splits."""
 
 
-def tasks_of_split(suite: Suite, split: str) -> tuple[HasId, ...]:
+AnyTask = TypeVar("AnyTask", bound=HasId, covariant=True)
+
+
+class HasSplits(Protocol[AnyTask]):
+    """A suite, for all that its splits tell."""
+
+    def split(self, name: str) -> Sequence[AnyTask]:
+        """The tasks of a split; empty if there is none of that name."""
+        ...
+
+
+def tasks_of_split(suite: HasSplits[AnyTask], split: str) -> tuple[AnyTask, ...]:
     """The tasks of the split that a command was given.
 
     Raises:
@@ -34,13 +46,14 @@ def check_split(recipe: Recipe, split: str) -> None:
             raise _no_tasks(split, there)
 
 
-def check_evaluated(suite: Suite, splits: Sequence[str]) -> None:
+def check_evaluated(suite: HasSplits[HasId], splits: Sequence[str]) -> None:
     """Refuse `evaluation.splits` of which one has no tasks.
 
     Raises:
         ConfigError: it names the splits that there are.
     """
-    _check_evaluated(splits, [name for name in dict.fromkeys((*SPLITS, *splits)) if suite.split(name)])
+    if not all(suite.split(name) for name in splits):
+        _check_evaluated(splits, [name for name in dict.fromkeys((*SPLITS, *splits)) if suite.split(name)])
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -49,7 +62,7 @@ def check_recipe(recipe: Recipe) -> None:
         _check_evaluated(recipe.evaluation.splits, _splits_of_micro(recipe.tasks))
 
 
-def _splits_of(suite: Suite) -> list[str]:
+def _splits_of(suite: HasSplits[HasId]) -> list[str]:
     return [name for name in SPLITS if suite.split(name)]
 
 

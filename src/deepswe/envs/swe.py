@@ -236,14 +236,14 @@ class SweSuite:
         return [tool.schema() for tool in TOOLS]
 
     def describe(self, task: Task) -> Mapping[str, str]:
-        """What reports group by."""
+        """What reports group by, and the issue, which other readers of the trajectories need."""
         return {
             "repo": task.repo,
             "kind": task.kind,
             "source": task.source,
             "split": task.split,
-            "issue": task.problem_statement,
             **task.tags,
+            "issue": task.problem_statement,
         }
 
     def _hidden(self, task: Task) -> HiddenTests:

@@ -18,6 +18,9 @@ from deepswe.types import Ending, Trajectory
 
 CONFIDENCE = 0.95
 
+TASKS_A_GROUP = 2
+"""Tasks that a group has on average, at least, to be worth a row in a table by group."""
+
 Outcomes = Mapping[str, Sequence[float]]
 """Task id -> a number in [0, 1] per attempt that has a verdict."""
 

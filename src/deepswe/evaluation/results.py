@@ -166,6 +166,8 @@ def _of_run(spec: str, label: str) -> Results:
 
 def _only(run: Path, there: list[str]) -> str:
     """The phase that is meant where none is named: the only evaluation, or what training ended with."""
+    if not there:
+        raise ConfigError(f"{run} has no finished evaluation; go on with `deepswe eval ... --resume`")
     evaluations = [name for name in there if name.startswith(PREFIX)]
     last = [name for name in there if name.startswith("after_")]
     for candidates in (evaluations, last, there):
@@ -173,9 +175,7 @@ def _only(run: Path, there: list[str]) -> str:
             return candidates[0]
         if candidates:
             break
-    raise ConfigError(
-        f"{run} has the phases {', '.join(there) or 'none'}; name one, such as {run}:{(there or ['?'])[0]}"
-    )
+    raise ConfigError(f"{run} has the phases {', '.join(there)}; name one, such as {run}:{there[0]}")
 
 
 def _entry_budget(run: Path, limits: Mapping[str, Any]) -> Budget:

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from deepswe.evaluation.metrics import (
+    TASKS_A_GROUP,
     Outcomes,
     count_endings,
     count_grades,
@@ -144,9 +145,11 @@ def _at_k(outcomes: Outcomes) -> dict[str, float]:
 
 
 def _by(held: Sequence[Trajectory], tag: str) -> list[Row]:
-    """Rows by a tag; none where no task has it, or where all have the same value."""
+    """Rows by a tag; none where no task has it, where all have the same value, or where a value has hardly a second
+    task."""
     groups = group_by(held, lambda trajectory: trajectory.tags.get(tag, ""))
-    if len(groups) < 2:
+    tasks = len({trajectory.task_id for trajectory in held})
+    if not 1 < len(groups) <= tasks // TASKS_A_GROUP:
         return []
     rows = []
     for name, members in groups.items():

@@ -108,8 +108,9 @@ def _sized(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def is_run(spec: str) -> bool:
-    """Whether RUN or RUN@STEP names a directory with checkpoints."""
-    return bool(spec) and (Path(spec.partition("@")[0]) / "checkpoints").is_dir()
+    """Whether RUN or RUN@STEP names a directory with checkpoints; one that is a model itself is none."""
+    directory = Path(spec.partition("@")[0])
+    return bool(spec) and (directory / "checkpoints").is_dir() and not (directory / "config.json").exists()
 
 
 def exported_model(spec: str) -> Path:

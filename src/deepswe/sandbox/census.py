@@ -23,10 +23,12 @@ class Census:
     Attributes:
         records: the sandboxes.
         silent: backend -> why it could not be asked or did not finish, for those that were not chosen by name.
+        absent: those of them that could not be asked at all.
     """
 
     records: tuple[SandboxRecord, ...]
     silent: Mapping[str, str]
+    absent: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, Any]]:
         """The records as plain values."""
@@ -63,6 +65,7 @@ async def reap(config: SandboxConfig, backend: str | None = None) -> Census:
 async def _over_backends(config: SandboxConfig, backend: str | None, ask: Any) -> Census:
     records: list[SandboxRecord] = []
     silent: dict[str, str] = {}
+    absent: list[str] = []
     for name in [backend] if backend else MODULES:
         chosen = config.model_copy(update={"backend": name})
         try:
@@ -76,4 +79,5 @@ async def _over_backends(config: SandboxConfig, backend: str | None, ask: Any) -
             if backend:
                 raise
             silent[name] = str(error)
-    return Census(tuple(records), silent)
+            absent += [name] if isinstance(error, SandboxUnavailable) else []
+    return Census(tuple(records), silent, tuple(absent))

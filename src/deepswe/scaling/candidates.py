@@ -103,8 +103,7 @@ def load_candidates(path: Path, *, phase: str | None = None) -> tuple[tuple[Cand
         ConfigError: there is nothing of the kind at `path`, or no candidate in it.
     """
     if (path / "trajectories").is_dir():
-        wanted = (t for t in TrajectoryStore(path).read(phase) if t.phase != "imitation")
-        found: list[Candidate | Refused] = [from_trajectory(trajectory) for trajectory in wanted]
+        found: list[Candidate | Refused] = list(_of_run(path, phase))
     elif path.is_dir():
         files = sorted(file for pattern in ("*.traj", "*.traj.json") for file in path.rglob(pattern))
         found = [_read_trajectory_file(file) for file in files]
@@ -118,6 +117,16 @@ def load_candidates(path: Path, *, phase: str | None = None) -> tuple[tuple[Cand
         why = f": {refused[0].place}: {refused[0].reason}" if refused else ""
         raise ConfigError(f"{path} holds no candidate{why}")
     return candidates, refused
+
+
+def _of_run(path: Path, phase: str | None) -> Iterator[Candidate]:
+    store = TrajectoryStore(path)
+    there = [name for name in dict.fromkeys(name for name, _ in store.segments()) if name != "imitation"]
+    if not there:
+        raise ConfigError(f"{path} has no finished evaluation; go on with `deepswe eval ... --resume`")
+    if phase is not None and phase not in there:
+        raise ConfigError(f"{path} has no phase {phase!r}; it has {', '.join(there)}")
+    return (from_trajectory(t) for name in there if phase in (None, name) for t in store.read(name))
 
 
 def _named_apart(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:

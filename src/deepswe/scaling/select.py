@@ -127,6 +127,9 @@ def _passes(candidate: Scores) -> frozenset[str]:
     return frozenset(test for test, passed in (candidate.reproduction or {}).items() if passed)
 
 
+UNSCORED = ("majority",)
+"""Methods that look at no score."""
+
 SELECTORS: Mapping[str, Selector] = {
     "verifier": by_verifier,
     "execution": by_execution,

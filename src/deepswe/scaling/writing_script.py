@@ -9,6 +9,7 @@ value: what the issue names, and whatever that calls, is not asked what it gives
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 from collections.abc import Generator, Sequence
@@ -23,7 +24,12 @@ MOST_CALLS = 3
 _WANTED = re.compile(r"(?:should return|should be|should give|expected|instead of)\W{0,3}`([^`\n]+)`", re.IGNORECASE)
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_RIGHT = re.compile(r"before|expected|correct|should|right", re.IGNORECASE)
+_RIGHT = re.compile(r"before|expected|correct|should|right|instead of", re.IGNORECASE)
+_RIGHT_INLINE = re.compile(rf"(?:{_RIGHT.pattern})[^`\n]*`([^`\n]+)`", re.IGNORECASE)
+_ERROR = re.compile(r"(\w*(?:Error|Exception|Warning|Iteration|Interrupt|Exit))(?::|$)")
+NO_CALL = "no failing call in the issue"
+NO_VALUE = "the issue does not say what the call should give"
+NO_ERROR = "the issue wants an error that is none of Python's own"
 _MARK = "SURVEY "
 
 _SURVEY = r"""
@@ -133,16 +139,51 @@ def read_report(issue: str) -> Report | None:
     return _read_code(issue) or _read_inline(issue)
 
 
+def missing_in(issue: str) -> str:
+    """Why an issue has no report: `NO_CALL`, `NO_VALUE` or `NO_ERROR`; "" where it has one."""
+    code = _code_of(issue)
+    if read_report(issue) is not None:
+        return ""
+    if code is None:
+        return NO_VALUE if _call_in(issue) else NO_CALL
+    return NO_ERROR if _wanted_after(issue, code.end) else NO_VALUE
+
+
 def _read_inline(issue: str) -> Report | None:
     wanted = _WANTED.search(issue)
-    call = next((text for text in _INLINE.findall(issue) if _called(text)), None)
-    if wanted is None or call is None or not _is_expression(wanted[1]):
+    call = _call_in(issue)
+    if wanted is None or not call or not _is_expression(wanted[1]):
         return None
     path = re.search(r"([\w/]+)\.py\b", issue)
     return Report("", call, wanted[1], path[1].replace("/", ".") if path else "", (_called(call),))
 
 
+def _call_in(issue: str) -> str:
+    """The first inline code that is a call, or ""."""
+    return next((text for text in _INLINE.findall(issue) if _called(text)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """The first block of code of an issue: an import, statements, the expression that is shown, and where it ends."""
+
+    imported: ast.ImportFrom
+    setup: tuple[ast.stmt, ...]
+    shown: ast.Expr
+    end: int
+
+
 def _read_code(issue: str) -> Report | None:
+    code = _code_of(issue)
+    wanted = _wanted_after(issue, code.end) if code else ""
+    if code is None or not wanted or (_ERROR.match(wanted) and not _error_in(wanted)):
+        return None
+    setup = "\n".join(ast.unparse(node) for node in code.setup)
+    names = tuple(alias.name for alias in code.imported.names if alias.name != "*")
+    return Report(setup, ast.unparse(code.shown), wanted, str(code.imported.module), names)
+
+
+def _code_of(issue: str) -> _Code | None:
     fences = list(_FENCE.finditer(issue))
     code = next((found for found in fences if found[1] in ("python", "pycon", "py")), None)
     if code is None:
@@ -155,25 +196,26 @@ def _read_code(issue: str) -> Report | None:
     except SyntaxError:
         return None
     imported = next((node for node in body if isinstance(node, ast.ImportFrom) and node.module), None)
-    wanted = _wanted_after(issue, code.end(), fences)
-    if imported is None or not isinstance(body[-1], ast.Expr) or not wanted:
+    if imported is None or not isinstance(body[-1], ast.Expr):
         return None
-    setup = "\n".join(ast.unparse(node) for node in body[:-1])
-    names = tuple(alias.name for alias in imported.names if alias.name != "*")
-    return Report(setup, ast.unparse(body[-1]), wanted, str(imported.module), names)
+    return _Code(imported, tuple(body[:-1]), body[-1], code.end())
 
 
-def _wanted_after(issue: str, start: int, fences: Sequence[re.Match[str]]) -> str:
+def _wanted_after(issue: str, start: int) -> str:
     """The value after the first words that speak of what is right: a fenced block, or code in the line."""
-    for found in fences:
+    for found in _FENCE.finditer(issue):
         words = issue[: found.start()].rstrip().rpartition("\n")[2]
         if found.start() >= start and _RIGHT.search(words):
             return found[2].strip()
-    for line in issue[start:].split("\n"):
-        code = _INLINE.search(line)
-        if code and _RIGHT.search(line[: code.start()]):
-            return code[1].strip()
-    return ""
+    code = _RIGHT_INLINE.search(issue, start)
+    return code[1].strip() if code else ""
+
+
+def _error_in(wanted: str) -> str:
+    """The name of the error of Python's own that is wanted, such as "ValueError: percent" says; "" if none is."""
+    name = _ERROR.match(wanted)
+    kind = getattr(builtins, name[1], None) if name else None
+    return kind.__name__ if isinstance(kind, type) and issubclass(kind, Exception) else ""
 
 
 def _called(text: str) -> str:
@@ -218,7 +260,9 @@ def module_text(report: Report, module: str, docs: Sequence[Sequence[str]], call
     lines += [f"from {module} import {name}" for name in names]
     lines += ["", "", "class IssueTest(unittest.TestCase):", "    def test_issue(self):"]
     lines += [f"        {line}" for line in report.setup.split("\n") if line]
-    if _is_expression(report.wanted):
+    if error := _error_in(report.wanted):
+        lines += [f"        with self.assertRaises({error}):", f"            {report.call}"]
+    elif _is_expression(report.wanted):
         lines.append(f"        self.assertEqual({report.call}, {report.wanted})")
     else:
         lines.append(f"        self.assertEqual(repr({report.call}), {report.wanted!r})")

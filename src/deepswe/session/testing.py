@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
@@ -37,11 +38,12 @@ from deepswe.scaling.matrix import Matrix, run_candidates, score_runs
 from deepswe.scaling.scores import ScoreBook
 from deepswe.scaling.visible import visible_tests
 from deepswe.scaling.writing import WritingSuite
+from deepswe.scaling.writing_script import missing_in
 from deepswe.session.interrupt import run_to_end
 from deepswe.session.parts import Parts
 from deepswe.tasks.task import Task
 from deepswe.training.run import own_run
-from deepswe.types import Trajectory, Ungraded
+from deepswe.types import Graded, Trajectory, Ungraded
 
 Writer = Literal["script", "model"]
 
@@ -70,7 +72,8 @@ def generate_tests(
         progress: is told how far it is.
 
     Returns:
-        tasks, with_tests, generated and regression (tests kept), dropped (tests), ungraded (tasks).
+        tasks, with_tests, without_tests (why a task has none -> how many), generated and regression (tests kept),
+        dropped (tests), ungraded (tasks).
 
     Raises:
         DeepsweError: also when the split is empty or no attempt has a verdict.
@@ -117,15 +120,25 @@ async def _settle(
         for _ in range(min(len(os.sched_getaffinity(0)), len(tasks))):
             group.create_task(worker())
     held = [book.checks[task.id] for task in tasks if task.id in book.checks]
+    without = [task for task in tasks if task.id in book.checks and not book.checks[task.id].generated]
     return {
         "tasks": len(tasks),
         "with_tests": sum(bool(checks.generated) for checks in held),
+        "without_tests": dict(Counter(why_none(task, book.checks[task.id], tried) for task in without).most_common()),
         "generated": sum(len(checks.generated) for checks in held),
         "regression": sum(len(checks.regression) for checks in held),
         "dropped": sum(len(checks.dropped) for checks in held),
         "ungraded": len(failed),
         "out": str(book.path),
     }
+
+
+def why_none(task: Task, checks: Checks, tried: Sequence[Trajectory]) -> str:
+    """Why no generated test of a task was kept, in one line."""
+    said = dict.fromkeys(checks.dropped.values())
+    said |= dict.fromkeys(t.grade.reason for t in tried if t.task_id == task.id and isinstance(t.grade, Graded))
+    reasons = [reason for reason in said if reason]
+    return "; ".join(reasons) or missing_in(task.problem_statement) or "no test was written"
 
 
 def kept_tests(task: Task, trajectory: Trajectory) -> Written:

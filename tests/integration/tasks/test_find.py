@@ -35,9 +35,13 @@ def count_down(number):
 def both(value):
     """Return the value in the range from 2 to 5, counted down."""
     return count_down(clamp(value, 2, 5))
+
+
+def double(number):
+    return 2 * number
 '''
 TESTS = """import pytest
-from calc import both, clamp, count_down
+from calc import both, clamp, count_down, double
 
 
 @pytest.mark.parametrize(("value", "expected"), [(n, max(2, min(5, n))) for n in range(12)])
@@ -51,6 +55,11 @@ def test_counts():
 
 def test_both():
     assert both(9) == 5
+
+
+def test_double():
+    result = double(4)
+    assert result == 8
 
 
 def test_nothing():
@@ -104,7 +113,7 @@ def verdict_on(bench: WarmBench, profile: Profile, mutation: Mutation, plan: Pla
 
 
 def test_profile_tells_which_tests_run_a_line(profile: Profile) -> None:
-    assert len(profile.passing) == 15
+    assert len(profile.passing) == 16
     assert len(profile.covering["calc.py"][3]) == 13
     assert profile.covering["calc.py"][8] == {"tests/test_calc.py::test_counts", "tests/test_calc.py::test_both"}
     assert "_pytest.python" in profile.modules
@@ -152,6 +161,7 @@ def test_the_same_seed_finds_the_same_and_a_journal_is_not_tried_again(bench: Wa
         (bug("wide", "min(high, value)", "None"), Plan(max_failing=10), "too many failing"),
         (bug("narrow", "count_down(clamp", "abs(clamp"), Plan(), "unnoticed"),
         (bug("one", "value, 2, 5))", "value, 2, 4))"), Plan(min_failing=2), "too few failing"),
+        (bug("silent", "2 * number", "3 * number"), Plan(), "says too little"),
         (bug("text", "return steps", "return ("), Plan(), "unsound"),
         (bug("flaky", "return steps", "return steps if hash('a') % 2 else 0"), Plan(), "flaky"),
     ],

@@ -116,6 +116,38 @@ def test_tables_by_kind_and_counts_are_in_the_page(learned_run: Path) -> None:
     assert [line.label for line in make_counts(notes)] == ["before, heldout", "train", "after, heldout", "all"]
 
 
+def test_tables_are_by_tags_that_join_tasks_and_name_values_as_they_are(
+    tmp_path: Path, new_attempt: NewAttempt
+) -> None:
+    write_trajectories(
+        tmp_path,
+        [
+            new_attempt(
+                f"shop-{task}",
+                0,
+                "before_heldout",
+                0,
+                bool(task % 2),
+                tags={
+                    "kind": "swap_arguments" if task < 2 else "drop_guard",
+                    "issue": f"Wrong {task // 2}",
+                    "n": str(task),
+                },
+            )
+            for task in range(4)
+        ],
+    )
+    write_metrics(tmp_path, [])
+    (tmp_path / "recipe.json").write_text("{}", encoding="utf-8")
+    groups = make_groupings(note_attempts(TrajectoryStore(tmp_path)))
+    assert {key: [line.value for line in lines] for key, lines in groups.items()} == {
+        "kind": ["drop_guard", "swap_arguments"]
+    }
+    _, text = read(write_report(tmp_path))
+    assert "swap_arguments" in text
+    assert "swap arguments" not in text
+
+
 def test_hostile_text_is_shown_as_text(tmp_path: Path, new_attempt: NewAttempt) -> None:
     hostile_call = ToolCall(HOSTILE, {HOSTILE: HOSTILE})
     attempt = new_attempt(

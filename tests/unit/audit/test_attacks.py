@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import pytest
 from deepswe.audit.attack import Target, put, target_of
 from deepswe.audit.honest import HONEST, honest_task
 from deepswe.audit.run import ATTACKS, Record, Result, audit_tasks, holds, run_audit, summary
+from deepswe.config import MicroTasks
 from deepswe.errors import ConfigError
 from deepswe.progress import Silent
-from deepswe.tasks.task import HiddenTests, Repository, Task
+from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.task import HiddenTests, Measured, Repository, Task, TaskSet
+from deepswe.tasks.taskset import save_task_set
 
 TARGETS = (Target("shop.py", "tests/test_shop.py", False), Target("src/a/b.py", "tests/x/test_b.py", True))
 
@@ -104,6 +108,18 @@ def test_what_there_is_not_is_said(name: str, attacks: tuple[str, ...], says: st
     )
     with pytest.raises(ConfigError, match=says):
         asyncio.run(work)
+
+
+def test_a_file_of_tasks_is_audited_as_far_as_attacks_can_aim_at_its_gold_patches(tmp_path: Path) -> None:
+    made = micro_task_set(MicroTasks(train=3, heldout=0, unseen=0))
+    first, second, third = made.tasks
+    hidden = {**made.hidden, first.id: replace(made.hidden[first.id], gold_patch="")}
+    measured = {second.id: Measured(verdict="flaky")}
+    save_task_set(TaskSet(made.tasks, hidden, measured), tmp_path / "mine.jsonl")
+    assert [task.id for task in audit_tasks(str(tmp_path / "mine.jsonl"), 5, 7, Silent()).tasks] == [third.id]
+    save_task_set(TaskSet((first,), {first.id: hidden[first.id]}), tmp_path / "none.jsonl")
+    with pytest.raises(ConfigError, match=r"no task of .*none\.jsonl has a gold patch"):
+        audit_tasks(str(tmp_path / "none.jsonl"), 5, 7, Silent())
 
 
 def test_text_survives_the_shell() -> None:

@@ -34,8 +34,10 @@ def test_a_run_is_evaluated_compared_ranked_exported_swept_and_replayed(tmp_path
     assert {row["name"] for row in rows} == {"ours", "b (reference)"}
     counts = json.loads(run("export", tmp_path / "a", "--out", tmp_path / "preds.jsonl"))
     assert counts["tasks"] == len((tmp_path / "preds.jsonl").read_text().splitlines()) == 3
-    (point,) = json.loads(run("sweep", tmp_path / "a", "--steps", "50"))
+    (point,) = json.loads(run("sweep", tmp_path / "a", "--steps", "50", "--json"))
     assert (point["kept"], point["estimate"]["mean"]) == (6, 1.0)
+    swept = run("sweep", tmp_path / "a", "--steps", "50").splitlines()
+    assert [line.split()[:3] for line in swept if line.startswith("steps")] == [["steps", "50", "100.0%"]]
     assert json.loads(run("replay", tape, "--json"))["different"] == []
 
 

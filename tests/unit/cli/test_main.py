@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepswe.cli.main import main
+from deepswe.cli.main import _has_resume, main
 
 RECIPE = """
 [run]
@@ -183,10 +183,24 @@ def test_an_interrupt_that_the_parser_takes_is_told_too(
     monkeypatch.setattr("deepswe.simulate.profile.load_profile", _interrupt)
     recipe = str(Path(__file__).parents[3] / "recipes" / "frozenlake.toml")
     code, error = run(monkeypatch, capsys, "simulate", recipe, "--profile", "any.toml")
-    assert (code, error.splitlines()[-1]) == (
-        130,
-        "deepswe: interrupted; nothing recorded is lost, continue with --resume",
-    )
+    assert (code, error.splitlines()[-1]) == (130, "deepswe: interrupted; nothing recorded is lost")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train", "recipe.toml"), True),
+        (("eval", "recipe.toml", "--attempts", "2"), True),
+        (("tasks", "synth", "shop"), True),
+        (("tasks", "lock", "shop.jsonl"), False),
+        (("tasks",), False),
+        (("curves", "runs/a"), False),
+        (("nothing",), False),
+        ((), False),
+    ],
+)
+def test_an_interrupt_names_resume_where_the_command_has_it(words: tuple[str, ...], said: bool) -> None:
+    assert _has_resume(words) is said
 
 
 def _interrupt(path: Path) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from deepswe.cli.rank import curves, rank
+from deepswe.errors import ConfigError
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.scaling.candidates import load_candidates
 from deepswe.scaling.scores import ScoreBook
@@ -41,12 +43,29 @@ def test_rank_writes_one_prediction_a_task_and_curves_draw_the_gain(tmp_path: Pa
     chosen = [json.loads(line) for line in (tmp_path / "chosen.jsonl").read_text().splitlines()]
     assert [(row["instance_id"], row["model_patch"][-2:]) for row in chosen] == [("a", "2\n"), ("b", "2\n")]
 
-    done = deepswe("curves", str(tmp_path), "--scores", str(scores), "--k", "1,3", "--out", str(tmp_path / "c.png"))
+    done = deepswe(
+        "curves", str(tmp_path), "--scores", str(scores), "--k", "1,3", "--out", str(tmp_path / "c.png"), "--json"
+    )
     assert done.returncode == 0, done.stderr
     first, last = json.loads(done.stdout)["points"]
     assert first["best"]["verifier"]["mean"] == pytest.approx(first["pass_at_k"]["mean"]) == pytest.approx(1 / 3)
     assert last["best"]["verifier"]["mean"] == last["best"]["hybrid"]["mean"] == 1.0
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_prints_a_table_with_a_line_for_each_k(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curves(tmp_path, make_run(tmp_path), tmp_path / "c.png", k="1,3")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:4] == ["K", "tasks", "Pass@K", "verifier"]
+    assert [line.split()[:4] for line in lines[2:4]] == [["1", "2", "33.3%", "33.3%"], ["3", "2", "100.0%", "100.0%"]]
+
+
+def test_the_majority_needs_no_scores_and_other_methods_say_that_they_do(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    rank(tmp_path, tmp_path / "chosen.jsonl", method="majority")
+    assert len((tmp_path / "chosen.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(ConfigError, match="--method hybrid chooses by scores; give --scores FILE"):
+        rank(tmp_path, tmp_path / "other.jsonl")
 
 
 def test_a_method_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ RECIPE = '[run]\nname = "r"\n[tasks]\nkind = "micro"\ntrain = 1\nheldout = 1\nun
         ("tests run recipe.toml --candidates p.jsonl --tests none", "there are no tests in none"),
         ("tests run recipe.toml --candidates p.jsonl --tests p.jsonl", "p.jsonl is no file of generated tests"),
         ("tests run recipe.toml --candidates none", "is no run, predictions file"),
-        ("tests generate recipe.toml tasks.kind=frozenlake", "is not a known key"),
+        ("tests generate recipe.toml tasks.kind=frozenlake", "tests are for repositories"),
     ],
 )
 def test_bad_input_is_one_clear_line(

@@ -85,5 +85,7 @@ def test_the_path_of_a_model_may_be_a_run(run: Path) -> None:
     config = ModelConfig(path=f"{run}@20", dtype="bfloat16")
     wanted = run / "checkpoints" / "training" / "step-00000020" / "model"
     assert with_model_directory(config) == ModelConfig(path=str(wanted), dtype="bfloat16")
-    for path in ("", str(wanted), "owner/name"):
+    for path in ("", str(wanted)):
         assert with_model_directory(ModelConfig(path=path)).path == path
+    (run / "config.json").write_text("{}")  # a model with directories of its own
+    assert with_model_directory(ModelConfig(path=str(run))).path == str(run)

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from deepswe.errors import ConfigError
+from deepswe.evaluation.results import load_results, open_evaluation
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.scaling.candidates import Candidate, load_candidates, prediction
 from deepswe.scaling.rank import rank
@@ -101,6 +102,15 @@ def test_nothing_to_read_is_one_clear_error(tmp_path: Path) -> None:
         load_candidates(tmp_path / "missing")
     with pytest.raises(ConfigError, match="holds no candidate"):
         load_candidates(tmp_path)
+
+
+def test_a_run_without_a_finished_evaluation_says_how_it_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "trajectories").mkdir()
+    with pytest.raises(ConfigError, match=r"no finished evaluation; go on with `deepswe eval .* --resume`"):
+        load_candidates(tmp_path)
+    for read in (open_evaluation, load_results):
+        with pytest.raises(ConfigError, match=r"no finished evaluation; go on with `deepswe eval .* --resume`"):
+            read(str(tmp_path))
 
 
 def test_scores_are_kept_by_key_and_a_torn_line_is_dropped(tmp_path: Path) -> None:

@@ -1,9 +1,20 @@
 import ast
+import random
 
 import pytest
 
 from deepswe.scaling.checks import find_tests
-from deepswe.scaling.writing_script import PATH, module_text, read_report, write_by_script
+from deepswe.scaling.writing_script import (
+    NO_CALL,
+    NO_ERROR,
+    NO_VALUE,
+    PATH,
+    missing_in,
+    module_text,
+    read_report,
+    write_by_script,
+)
+from deepswe.tasks.synth.issue import STYLES, Case, Outcome, Sight
 from deepswe.tasks.synth.micro.generate import micro_task
 
 CALL = "amber_crate([2, 6], 2, 1)"
@@ -36,6 +47,56 @@ def test_code_blocks_are_read_with_what_is_right_and_not_what_is_wrong() -> None
     report = read_report(session)
     assert report is not None
     assert (report.module, report.call, report.wanted, report.names) == ("a.b", "t.h", "[]", ("T",))
+
+
+RUN = "```python\nfrom shop import price\nprice(1)\n```\n\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("gives an error, `ValueError: percent` instead of `0.0`.", "0.0"),
+        ("gives `1` instead of `2`. Please make sure that related inputs are right, too.", "2"),
+        ("gives `1` instead of an error, `ValueError: percent`.", "ValueError: percent"),
+    ],
+)
+def test_what_is_right_stands_after_instead_of(said: str, wanted: str) -> None:
+    report = read_report(f"Wrong result of `price`\n\nIn shop 0.1, this\n\n{RUN}{said}")
+    assert report is not None
+    assert report.wanted == wanted
+
+
+def test_an_error_that_is_wanted_is_asked_for_as_one() -> None:
+    report = read_report(f"{RUN}Before:\n\n```\nValueError: percent\n```\n\nNow:\n\n```\n3\n```\n")
+    assert report is not None
+    text = module_text(report, "shop", (), ())
+    assert "        with self.assertRaises(ValueError):\n            price(1)\n" in text
+
+
+def test_every_synthetic_issue_with_a_case_is_understood() -> None:
+    case = Case(("from shop import price",), "price(1)")
+    for expected, actual in (("0.0", "1.0"), ("None", "True"), ("'a b'", "'a'")):
+        for trouble in (Outcome(actual), Outcome("", "ValueError: percent")):
+            sight = Sight(case, Outcome(expected), trouble, "It gives a price.", "0.1", "shop")
+            for style in STYLES.values():
+                for seed in range(5):
+                    report = read_report(style(sight, random.Random(seed)))
+                    assert report is not None
+                    assert (report.call, report.wanted) == ("price(1)", expected)
+
+
+@pytest.mark.parametrize(
+    ("issue", "reason"),
+    [
+        ("shop gives wrong results.", NO_CALL),
+        ("`price(1)` is wrong.", NO_VALUE),
+        (f"{RUN}It is wrong.", NO_VALUE),
+        (f"{RUN}I expected an error, `ShopError: percent`.", NO_ERROR),
+        (f"{RUN}I expected `None`.", ""),
+    ],
+)
+def test_what_an_issue_lacks_is_named(issue: str, reason: str) -> None:
+    assert missing_in(issue) == reason
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def _make(row: CommitRow, history: History, tree: _Tree, name: str, split: str) 
             "files": str(len(code)),
             "lines": str(sum(change.added + change.deleted for change in code)),
             "failing_tests": str(len(row.fail_to_pass)),
-            "issue": row.issue_style,
+            "issue_style": row.issue_style,
             "year": str(commit.time.year),
         },
         base_commit=parent,

@@ -77,7 +77,7 @@ class Verdict:
     Attributes:
         key: names the bug, the same in every run of the search.
         reason: "task", or why it is none: "unsound", "unnoticed", "trivial", "too many failing", "too few failing",
-            "nothing left passing", "flaky", "no end", "crash", "leaks".
+            "nothing left passing", "flaky", "no end", "crash", "leaks", "says too little" (its issue).
         task: the recipe of a task.
     """
 
@@ -411,14 +411,16 @@ class Finder:
             issue="",
         )
         patch = gold_patch(task, self.bench.source)
+        refusal = "says too little"
         for draft, documentation in self._drafts(mutation, run, failing):
             if leaks(draft, task.fail_to_pass, files, patch):
+                refusal = "leaks"
                 continue
             text = self._rewritten(draft, documentation)
             if leaks(text, task.fail_to_pass, files, patch):
                 text = draft
             return task.model_copy(update={"issue": text})
-        return "leaks"
+        return refusal
 
     def _rewritten(self, draft: str, documentation: str) -> str:
         if self.writer is None:
@@ -450,7 +452,8 @@ class Finder:
                 version=self.recipe.version,
                 reveal=len(failing) > 1,
             )
-            yield write_symptom(symptom, rng), symptom.documentation
+            if symptom.says_enough:
+                yield write_symptom(symptom, rng), symptom.documentation
 
     def _sight(self, tests: Sequence[str], run: TestRun) -> Sight | None:
         """A failing case that stands alone, replayed on both codes."""

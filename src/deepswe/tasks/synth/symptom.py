@@ -44,6 +44,21 @@ class Symptom:
     project: str
     version: str
 
+    @property
+    def quotes_values(self) -> bool:
+        """Whether an issue can quote the two values of the failing assertion."""
+        return bool(self.actual) and "`" not in self.actual + self.expected
+
+    @property
+    def quotes_message(self) -> bool:
+        """Whether an issue can quote what the exception says."""
+        return bool(self.message) and "`" not in self.message
+
+    @property
+    def says_enough(self) -> bool:
+        """Whether an issue would name what is called, or at least what came out of it."""
+        return bool(self.subject) or self.quotes_values or self.quotes_message
+
 
 def read_symptom(
     module: str,
@@ -141,9 +156,9 @@ def _title(symptom: Symptom, rng: random.Random) -> str:
 
 def _what(symptom: Symptom) -> str:
     if symptom.error:
-        said = f": `{symptom.message}`" if symptom.message and "`" not in symptom.message else ""
+        said = f": `{symptom.message}`" if symptom.quotes_message else ""
         return f"For valid input it ends with {symptom.error}{said}."
-    if symptom.actual and "`" not in symptom.actual + symptom.expected:
+    if symptom.quotes_values:
         return f"In one of our cases the outcome is `{symptom.actual}`, and it should be `{symptom.expected}`."
     return "The result is not what it should be for some inputs, while most inputs are fine."
 

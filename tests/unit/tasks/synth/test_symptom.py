@@ -43,6 +43,19 @@ def test_an_error_is_named_with_its_words_and_the_documentation_of_what_is_calle
     assert found.documentation == "Move a value into the range from low to high."
 
 
+def nameless(message: str, *, reveal: bool) -> Symptom:
+    """At a line that calls nothing."""
+    return read_symptom("x = 1\n", 1, "AssertionError", message, CODE, project="calc", version="1.0", reveal=reveal)
+
+
+def test_an_issue_that_names_neither_a_call_nor_what_came_out_of_it_says_too_little() -> None:
+    assert symptom(6, "AssertionError", "", reveal=False).says_enough
+    assert nameless("assert 3 == 4", reveal=True).says_enough
+    assert not nameless("assert 3 == 4", reveal=False).says_enough
+    assert not nameless("assert '`' == 'a'", reveal=True).says_enough
+    assert not nameless("", reveal=True).says_enough
+
+
 def test_addresses_and_names_of_tests_are_never_told() -> None:
     assert symptom(6, "AssertionError", "assert <a at 0x7f> == 4").actual == ""
     assert symptom(11, "TypeError", "test_two() failed").message == ""
