@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -815,6 +816,10 @@ class EngineConfig(Section):
 
     backend: Literal["embedded", "vllm"] = "embedded"
     """In this process, over the learner's own weights; or vLLM servers."""
+    cache_gib: float = Field(default=0.0, ge=0)
+    """Of the embedded engine: keys and values of attempts that are kept between their turns, in GiB; what is beyond is
+    computed anew. 0 takes 4 on a CPU and in deterministic mode, and on a GPU half of what is free beside the weights
+    and the learner's gradients and moments."""
     vllm: VllmConfig = VllmConfig()
     """Used where `backend` is `vllm`."""
 
@@ -826,7 +831,8 @@ class EngineConfig(Section):
 
 
 class ClusterConfig(Section):
-    """The machines that `deepswe plan` reckons with, and what a run is expected to be like; nothing else reads it."""
+    """The machines that `deepswe plan` reckons with, and what a run is expected to be like. Nothing else reads it, but
+    a training that is meant for a GPU says so where there is none."""
 
     gpu: Literal["cpu", "rtx4090", "l40s", "a100", "h100", "h200", "b200"] = "cpu"
     """What learner and engine run on; `deepswe plan` prints the figures of each that it reckons with."""
@@ -1030,7 +1036,7 @@ def load_sandbox(overrides: Sequence[str] = ()) -> SandboxConfig:
     try:
         return SandboxConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("sandbox: " + "; ".join(_problem(item) for item in error.errors())) from error
+        raise ConfigError("sandbox: " + "; ".join(_problem(SandboxConfig, item) for item in error.errors())) from error
 
 
 def build_recipe(tree: Mapping[str, Any], *, origin: str) -> Recipe:
@@ -1050,14 +1056,16 @@ def build_section(kind: type[AnySection], tree: Mapping[str, Any], *, origin: st
     try:
         return kind.model_validate(tree)
     except ValidationError as error:
-        lines = [_problem(item) for item in error.errors()]
+        lines = [_problem(kind, item) for item in error.errors()]
         raise ConfigError(f"{origin}: " + "; ".join(lines)) from error
 
 
-def _problem(item: Mapping[str, Any]) -> str:
+def _problem(kind: type[Section], item: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{where} is not a known key (value {_shown(item['input'])})"
+        meant = _likely_key(kind, [part for part in item["loc"] if isinstance(part, str)])
+        advice = f", did you mean {meant}?" if meant else ""
+        return f"{where} is not a known key (value {_shown(item['input'])}){advice}"
     if item["type"] == "missing":
         return f"{where} is missing"
     message = str(item["msg"]).removeprefix("Value error, ")
@@ -1072,3 +1080,39 @@ def _shown(value: Any) -> str:
     except ValueError:  # a number of thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+class _Key(NamedTuple):
+    """A key of a recipe: the section that has it as errors name it, its own name, and the whole as people write it."""
+
+    section: tuple[str, ...]
+    name: str
+    written: str
+
+
+def _likely_key(kind: type[Section], path: Sequence[str]) -> str:
+    """The key that an unknown one was likely meant for: a similar one of its section, or its namesakes in others."""
+    *section, name = path
+    keys = list(_keys(kind))
+    near = {key.name: key.written for key in keys if key.section == tuple(section)}
+    if similar := difflib.get_close_matches(name, near, n=1):
+        return near[similar[0]]
+    return " or ".join(dict.fromkeys(key.written for key in keys if key.name == name))
+
+
+def _keys(kind: type[Section], section: tuple[str, ...] = (), written: str = "") -> Iterator[_Key]:
+    """All keys of a section and of those in it. Where one of several kinds can stand, errors name its kind, too."""
+    for name, field in kind.model_fields.items():
+        yield _Key(section, name, written + name)
+        inner = list(_sections(field.annotation))
+        for one in inner:
+            kinds = (str(one.model_fields["kind"].default),) if len(inner) > 1 else ()
+            yield from _keys(one, (*section, name, *kinds), f"{written}{name}.")
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    """The sections that a field's type can hold."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _sections(part)

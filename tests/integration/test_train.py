@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deepswe.config import Recipe, build_recipe
 from deepswe.errors import ConfigError, RunError
@@ -167,3 +168,19 @@ def test_a_split_without_tasks_is_refused(tmp_path: Path) -> None:
         run_rollouts(
             micro(tmp_path), actor="noop", split="nowhere", attempts=1, limit=0, resume=False, progress=Silent()
         )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is seen")
+def test_a_training_for_a_gpu_says_once_that_there_is_none(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Heard(Silent):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    short = lake(tmp_path)
+    changes = {"imitation": {"steps": 0}, "training": {"steps": 1}, "cluster": {"gpu": "l40s"}}
+    run_recipe(build_recipe({**short.model_dump(), **changes}, origin="test"), resume=False, progress=Heard())
+    assert [text for text in said if "GPU" in text] == [
+        "note: no GPU is seen, but cluster.gpu is l40s: everything in this process runs on the CPU"
+    ]

@@ -51,10 +51,16 @@ def _text(made: Plan) -> str:
             f"step {step['step']:,.0f} s: learner {step['learner']:,.0f} s, rollout {step['rollout']:,.0f} s",
             f"sandboxes: {sandboxes['alive']:,.0f} at once, {sandboxes['cores']:,.0f} cores, "
             f"{_gib(sandboxes['memory_gib'])} of memory, {_gib(sandboxes['disk_gib'])} of disk",
-            f"run: {run['steps']:,.0f} steps, {_time(run['days'])}, {run['gpu_hours']:,.0f} GPU-hours, "
-            f"{run['usd']:,.0f} USD",
+            f"run: {run['steps']:,.0f} steps, {_time(run['days'])}{_price(run)}",
+            *(f"note: {note}" for note in made.notes),
         ]
     )
+
+
+def _price(run: Mapping[str, float]) -> str:
+    """What of the run costs anything."""
+    priced = ((run["gpu_hours"], "GPU-hours"), (run["usd"], "USD"))
+    return "".join(f", {amount:,.0f} {unit}" for amount, unit in priced if amount)
 
 
 def _lines(parts: Mapping[str, float]) -> list[str]:

@@ -28,6 +28,30 @@ from deepswe.policy.engine import Engine, Finish, Request, Row
 
 GATHER_S = 0.0005
 """Answers to a pass often come back as the next requests at once, from one event loop, one by one."""
+CACHE = 4 << 30
+"""Bytes of keys and values that are kept, where nobody says and no GPU sets it."""
+CACHE_SHARE = 0.5
+"""Of what is left on a GPU beside weights, gradients and moments; the learner's activations have the rest."""
+
+
+def cache_limit(wanted_gib: float, free: float | None) -> int:
+    """Bytes of keys and values that an engine keeps between turns.
+
+    Args:
+        wanted_gib: `engine.cache_gib`; 0 leaves the choice.
+        free: bytes that are left on the GPU for it and the activations, or None where no machine sets its size.
+    """
+    if wanted_gib:
+        return int(wanted_gib * (1 << 30))
+    return CACHE if free is None else int(CACHE_SHARE * max(0.0, free))
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a GPU has left for this process, with what torch keeps for later; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 class EmbeddedPolicy:
@@ -55,8 +79,9 @@ class EmbeddedPolicy:
         threads: int = 0,
         deterministic: bool = False,
         autocast: torch.dtype | None = None,
-        cache_bytes: int = 4 << 30,
+        cache_bytes: int = CACHE,
     ) -> None:
+        self.cache_bytes = cache_bytes
         self._engine = Engine(model, autocast=autocast, cache_bytes=cache_bytes)
         self._threads, self._deterministic = threads, deterministic
         self._changed = threading.Condition()

@@ -328,7 +328,10 @@ def main() -> None:
     host, why = choose(message)
     gc.collect()
     gc.freeze()  # children share what they do not touch
-    launcher = Launcher(supervisor, control, host)
+    try:
+        launcher = Launcher(supervisor, control, host)
+    except ProcessLookupError:  # the supervisor is gone already
+        return
     launcher.send({"ready": True, "way": FORKED if host.builder else BUBBLEWRAP, "why": why})
     launcher.run()
     launcher.end()

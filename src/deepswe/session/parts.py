@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 
 import torch
+from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from deepswe.config import Recipe
 from deepswe.envs.suites import OpenSuite
 from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
-from deepswe.policy.embedded import EmbeddedPolicy
+from deepswe.policy.embedded import EmbeddedPolicy, cache_limit, free_memory
 from deepswe.policy.models import LoadedModel, load_policy_model
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -26,6 +27,9 @@ LOCKSTEP_WIDTH = 32
 
 UNCOUNTED = {"max_tokens": 1 << 30, "max_turn_tokens": 1 << 30}
 """Limits on tokens that nothing reaches."""
+
+STILL_TO_COME = 12
+"""Bytes of a trained parameter's gradient and moments, which the learner takes after the engine has opened."""
 
 
 class Parts:
@@ -68,12 +72,14 @@ class Parts:
         return ChatRenderer(loaded.tokenizer, tools=self.suite.tools() if native else (), thinking=agent.thinking)
 
     def engine(self, loaded: LoadedModel) -> EmbeddedPolicy:
-        """An engine over that very model; a context."""
+        """An engine over that very model; a context. In deterministic mode no machine sets the size of its cache."""
+        free = None if self.recipe.run.deterministic else _left(loaded.model)
         return EmbeddedPolicy(
             loaded.model,
             threads=torch.get_num_threads(),
             deterministic=self.recipe.run.deterministic,
             autocast=torch.bfloat16 if self.autocast else None,
+            cache_bytes=cache_limit(self.recipe.engine.cache_gib, free),
         )
 
     def scheduler(
@@ -118,3 +124,10 @@ class Parts:
             keep=not self.recipe.run.deterministic,
             on_done=lambda trajectory: self.progress.advance() if stage else None,
         )
+
+
+def _left(model: PreTrainedModel) -> float | None:
+    """Bytes that a GPU has left for the engine's cache and the learner's activations; None on a CPU."""
+    free = free_memory(next(model.parameters()).device)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return None if free is None else free - STILL_TO_COME * trained

@@ -10,10 +10,11 @@ from typing import Any
 
 from transformers import AutoConfig, Qwen3Config
 
-from deepswe.config import ModelConfig, Recipe, build_recipe
+from deepswe.config import CustomTasks, FrozenLakeTasks, ModelConfig, Recipe, build_recipe
 from deepswe.errors import ConfigError
 from deepswe.policy.model_path import model_directory
 from deepswe.policy.models import scratch_config
+from deepswe.sandbox.admission import available_memory_mib, choose_concurrency, usable_cores
 from deepswe.training.plan import Plan, make_plan, micro_shape
 from deepswe.training.plan_trace import ModelFacts, StepMemory, model_facts, step_memory
 
@@ -30,6 +31,8 @@ VOCABULARY, KEY_VALUE_HEADS, HEAD_WIDTH = 151_936, 8, 128
 """The same in all of them."""
 
 MOST_GPUS = 512
+SMALL_CACHES = (4.0, 1.0)
+"""GiB of keys and values with which an embedded engine still goes."""
 
 
 def plan_recipe(recipe: Recipe) -> Plan:
@@ -53,8 +56,16 @@ def plan_recipe(recipe: Recipe) -> Plan:
         lora=recipe.model.lora if recipe.model.lora.rank else None,
     )
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return make_plan(recipe, facts, step, machine_gib=memory, cores=recipe.run.threads or cores)
+    return make_plan(recipe, facts, step, machine_gib=memory, cores=usable_cores(), places=_places(recipe))
+
+
+def _places(recipe: Recipe) -> int:
+    """Sandboxes that may be alive at once: what the recipe says, or on this machine its pool; 0 is no limit."""
+    if isinstance(recipe.tasks, FrozenLakeTasks | CustomTasks):  # which open none
+        return 0
+    if recipe.cluster.gpu != "cpu":
+        return recipe.sandbox.concurrency
+    return choose_concurrency(recipe.sandbox, usable_cores(), available_memory_mib())
 
 
 def remedies(recipe: Recipe) -> list[str]:
@@ -154,6 +165,8 @@ def _changes(recipe: Recipe) -> Iterator[dict[str, Any]]:
     if smaller < training.tokens_per_microbatch:
         yield {"training.tokens_per_microbatch": rollout.max_tokens}
         yield {"training.activation_checkpointing": True, "training.tokens_per_microbatch": rollout.max_tokens}
+    if recipe.engine.backend == "embedded":
+        yield from ({"engine.cache_gib": size} for size in SMALL_CACHES)
     if recipe.engine.backend == "vllm" and cluster.tensor_parallel < 8:
         engine = max(cluster.engine_gpus, 2 * cluster.tensor_parallel)
         yield {"cluster.tensor_parallel": 2 * cluster.tensor_parallel, "cluster.engine_gpus": engine}

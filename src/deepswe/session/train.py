@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deepswe.config import Recipe
 from deepswe.envs.base import HasId
 from deepswe.envs.splits import check_recipe
@@ -39,6 +41,7 @@ from deepswe.session.profile import (
 )
 from deepswe.session.sharded import Team, follow_recipe, join_team, lead_learner, learner_options
 from deepswe.training.checkpoint import latest, save_checkpoint
+from deepswe.training.health import device_warning
 from deepswe.training.imitation import Imitation, check_tokens, choose_records, write_anew
 from deepswe.training.learner import Learner
 from deepswe.training.loop import TrainingLoop, Updatable, choose_tasks, flow_plan
@@ -106,6 +109,8 @@ async def _train(
     profiler: Profiler | None = None,
 ) -> None:
     begun = time.monotonic()
+    if warning := device_warning(recipe.cluster, seen=torch.cuda.is_available()):
+        progress.say(f"note: {warning}")
     mirror = open_writers(recipe.run.writers, run.path, recipe.model_dump(mode="json"), progress)
     store, metrics = TrajectoryStore(run.path), MetricsLog(run.metrics, mirror)
     earlier = sum(row.get("seconds", 0.0) for row in metrics.rows)

@@ -1,4 +1,4 @@
-"""Models of engine, sandboxes, environment and learner. Tokens are counted in units of `UNIT`, to save memory."""
+"""Models of engine, sandboxes, environment and learner. Tokens are counted in units (`Profile.unit`) to save memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.simulate.profile import Life, Lives, Profile
 from deepswe.types import Graded, Message, Trajectory
 
-UNIT = 32
-"""Tokens that one simulated token stands for."""
 SLICE_S = 20.0
 """How long a request keeps its speed before the load is looked at again."""
 SEEDS = 1_000_003
@@ -71,13 +69,14 @@ class SimulatedEngine:
         self, trajectory: str, stream: Sequence[int], sampling: Sampling, *, timeout_s: float
     ) -> Completion:
         """The turn of the attempt's life, at the speed that the load allows."""
+        unit = self._profile.unit
         attempt, turn = divmod(sampling.seed, SEEDS)
         turns = self._lives.of(attempt).turns
-        tokens = max(1, turns[turn].tokens // UNIT) if turn < len(turns) else 1
+        tokens = max(1, turns[turn].tokens // unit) if turn < len(turns) else 1
         end = min(tokens, sampling.max_tokens)
         deadline = now() + timeout_s
         versions: list[tuple[int, int]] = []
-        done, prefill = 0.0, min(len(stream), 4096 // UNIT) * UNIT / self._profile.prefill_tokens_per_s
+        done, prefill = 0.0, min(len(stream), 4096 // unit) * unit / self._profile.prefill_tokens_per_s
         self.active.add(1)
         try:
             await asyncio.sleep(min(prefill, timeout_s))
@@ -86,7 +85,7 @@ class SimulatedEngine:
                 if not versions or versions[-1][1] != self.version:
                     versions.append((int(done), self.version))
                 pauses = self._pauses
-                rate = min(self._profile.request_tokens_per_s, self.capacity / self.active.value) / UNIT
+                rate = min(self._profile.request_tokens_per_s, self.capacity / self.active.value) / unit
                 slice_s = min((end - done) / rate, SLICE_S, max(deadline - now(), 1e-3))
                 await asyncio.sleep(slice_s)
                 done = min(end, done + slice_s * rate + 1e-9)
@@ -95,7 +94,7 @@ class SimulatedEngine:
         finally:
             self.active.add(-1)
         whole = int(done)
-        self.tokens += whole * UNIT
+        self.tokens += whole * unit
         finish = "timeout" if whole < end else "length" if end < tokens else "stop"
         first, *later = versions or [(0, self.version)]
         later = [(index, version) for index, version in later if index < whole]
@@ -180,7 +179,7 @@ class SimulatedEnvironment:
         """A sandbox, once the pool has a place."""
         self.attempts.add(1)
         await self._open(self.life.start_s)
-        return [Message("user", "")]
+        return [Message("user", str(self.life.prompt))]
 
     async def act(self, completion: str, *, timeout_s: float) -> Outcome:
         """The tool's seconds; over after the last turn."""
@@ -226,22 +225,25 @@ class SimulatedSuite(Suite):
 
 
 class UnitRenderer:
-    """Observations are numbers of tokens, written out; `Renderer`."""
+    """Prompts and observations are numbers of tokens, written out; `Renderer`."""
 
     stop_tokens = frozenset({1})
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self._prompt = (0,) * max(1, prompt_tokens // UNIT)
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The prompt."""
-        return self._prompt
+        """As many units as the prompt says."""
+        return self._units(messages[0].content)
 
     def observation(
         self, text: str, *, role: ObservationRole | None = None, truncated: bool = False
     ) -> tuple[int, ...]:
         """As many units as the text says."""
-        return (0,) * max(1, int(text.split("\n", 1)[0] or 0) // UNIT)
+        return self._units(text.split("\n", 1)[0])
+
+    def _units(self, number: str) -> tuple[int, ...]:
+        return (0,) * max(1, int(number or 0) // self._unit)
 
     def completion(self, text: str) -> tuple[int, ...]:
         """One token."""
@@ -261,7 +263,7 @@ class SimulatedLearner:
 
     def __init__(self, profile: Profile) -> None:
         gpus = profile.learner_gpus or profile.gpus
-        self._rate, self._fixed = gpus * profile.train_tokens_per_s, profile.train_fixed_s
+        self._rate, self._fixed = gpus * profile.train_tokens_per_s / profile.unit, profile.train_fixed_s
         self.version = 0
         self.busy_s = 0.0
         self.ages: Counter[int] = Counter()
@@ -270,7 +272,7 @@ class SimulatedLearner:
         """One update; the seconds that it takes are the caller's to wait, see `in_virtual_thread`."""
         trained = [t for group in groups for t in group if t.sampled_length]
         self.ages.update(age(t, self.version) for t in trained)
-        seconds = sum(t.length for t in trained) * UNIT / self._rate + self._fixed
+        seconds = sum(t.length for t in trained) / self._rate + self._fixed
         self.busy_s += seconds
         self.version += 1
         return {"seconds": seconds, "entropy": 0.5, "updates": 1.0, "tokens": float(sum(t.length for t in trained))}

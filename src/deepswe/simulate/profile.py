@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Protocol, Self
 
@@ -14,7 +15,6 @@ from pydantic import Field, model_validator
 
 from deepswe.config import Fraction, PositiveFloat, Section, build_section, read_tree
 from deepswe.errors import ConfigError
-from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Trajectory
 
 Speed = Annotated[float, Field(ge=1, le=1e9)]
@@ -46,6 +46,8 @@ class Profile(Section):
     synchronous step of 512 attempts takes about that (2,540 s); the other figures are estimates.
     """
 
+    unit: int = Field(default=32, gt=0, le=4096)
+    """Tokens that are counted as one: the grain of a simulation against its memory."""
     gpus: Gpus = 64
     learner_gpus: int = Field(default=0, ge=0)
     """GPUs that only train; 0 lets all GPUs sample and train in turn."""
@@ -102,8 +104,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """All that will happen in one attempt unless a limit ends it."""
+    """All that will happen in one attempt unless a limit ends it. `prompt`: its tokens."""
 
+    prompt: int
     turns: tuple[Turn, ...]
     start_s: float
     grade_s: float
@@ -143,6 +146,7 @@ class DrawnLives:
                 )
 
         return Life(
+            profile.prompt_tokens,
             tuple(turns()),
             profile.start_s.draw(chance),
             profile.grade_s.draw(chance),
@@ -168,22 +172,13 @@ class RecordedLives:
         return random.Random(seed).choice(self._lives)
 
 
-def recorded_lives(run: Path) -> RecordedLives:
-    """The lives of the attempts of training in a run directory.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if not (run / "trajectories").is_dir():
-        raise ConfigError(f"{run} holds no trajectories; give the directory of a run")
-    return RecordedLives(tuple(TrajectoryStore(run).read("train")))
-
-
 def life_of(trajectory: Trajectory) -> Life:
     """What happened in one attempt. The record does not tell start from grading: each gets half of what is neither
     sampling nor tools."""
-    sampled = [len(span.tokens) for span in trajectory.spans if span.sampled]
-    between = [len(span.tokens) for span in trajectory.spans[1:] if not span.sampled]
+    contexts, sampled = _sampled(trajectory)
+    ends = [context + tokens for context, tokens in zip(contexts, sampled, strict=True)]
+    # Where the history was shortened, a context is shorter than what was there before it.
+    between = [max(0, context - end) for context, end in zip(contexts[1:], ends, strict=False)]
     turns = tuple(
         Turn(
             sampled[place] if place < len(sampled) else 1,
@@ -193,4 +188,19 @@ def life_of(trajectory: Trajectory) -> Life:
         for place, step in enumerate(trajectory.steps)
     )
     rest = trajectory.wall_s - sum(step.generation_s + step.environment_s for step in trajectory.steps)
-    return Life(turns, max(rest, 0.0) / 2, max(rest, 0.0) / 2, trajectory.reward or 0.0)
+    prompt = contexts[0] if contexts else trajectory.length
+    return Life(prompt, turns, max(rest, 0.0) / 2, max(rest, 0.0) / 2, trajectory.reward or 0.0)
+
+
+def _sampled(trajectory: Trajectory) -> tuple[list[int], list[int]]:
+    """Of each turn, the tokens before it and the tokens that were sampled, by however many versions."""
+    contexts, sampled = list[int](), list[int]()
+    for spans in trajectory.sequences:
+        length = 0
+        for by_policy, run in groupby(spans, key=lambda span: span.sampled):
+            tokens = sum(len(span.tokens) for span in run)
+            if by_policy:
+                contexts.append(length)
+                sampled.append(tokens)
+            length += tokens
+    return contexts, sampled

@@ -18,7 +18,6 @@ from deepswe.rollout.store import TrajectoryStore
 from deepswe.sandbox.pool import SandboxPool
 from deepswe.simulate.clock import run_virtual
 from deepswe.simulate.models import (
-    UNIT,
     Gauge,
     SimulatedBackend,
     SimulatedEngine,
@@ -35,6 +34,7 @@ from deepswe.training.metrics import MetricsLog
 
 MOST_ATTEMPTS = 100_000
 """In flight at once."""
+MOST_STEPS = 100_000
 FULL = 0.9
 """A part that is used more than this is the bottleneck."""
 
@@ -46,6 +46,7 @@ class Simulated:
 
     Attributes:
         steps: that were measured.
+        before, after: steps that were simulated before and after them, and count in nothing.
         seconds: virtual, that they took.
         steps_per_hour, attempts_per_hour: of training.
         learner, engine, sandboxes, in_flight: share of the time, of the tokens that the GPUs could sample, of the
@@ -56,6 +57,8 @@ class Simulated:
     """
 
     steps: int
+    before: int
+    after: int
     seconds: float
     steps_per_hour: float
     attempts_per_hour: float
@@ -70,15 +73,16 @@ class Simulated:
 
     def text(self) -> str:
         """For people, line by line."""
-        total = max(sum(self.ages.values()), 1)
+        total = sum(self.ages.values())
         ages = ", ".join(f"{age}: {100 * count / total:.0f}%" for age, count in self.ages.items())
         return "\n".join(
             [
                 f"{self.steps_per_hour:.2f} steps/h, {self.attempts_per_hour:.0f} attempts/h "
-                f"({self.steps} steps in {self.seconds / 3600:.1f} h)",
+                f"({self.steps} steps in {self.seconds / 3600:.2g} h; not counted: {self.before} before them to warm up"
+                + (f", {self.after} after them that end it)" if self.after else ")"),
                 f"used: learner {100 * self.learner:.0f}%, engine {100 * self.engine:.0f}%, sandboxes "
                 f"{100 * self.sandboxes:.0f}%, attempts in flight {100 * self.in_flight:.0f}%",
-                f"age of attempts when they train, in updates: {ages}",
+                *([f"age of attempts when they train, in updates: {ages}"] if ages else []),
                 f"cut: {self.cut} attempts, dropped: {self.dropped} groups",
                 f"bottleneck: {self.bottleneck}",
             ]
@@ -124,7 +128,7 @@ def simulate(
         on_step: called after each step, with their number so far.
 
     Raises:
-        ConfigError: a step has more attempts than can be simulated.
+        ConfigError: there is no step, or there are more, or more attempts in one, than can be simulated.
         DeepsweError: what would stop or hang the run.
     """
     rollout = recipe.rollout
@@ -134,11 +138,14 @@ def simulate(
             f"{attempts:,} attempts in flight (rollout.tasks_per_step x group_size, or rollout.concurrency) are more "
             f"than can be simulated; lower them to {MOST_ATTEMPTS:,}"
         )
-    world = _World(scaled(recipe), profile, directory, lives or DrawnLives(profile), progress or Silent(), on_step)
+    if not 0 < recipe.training.steps <= MOST_STEPS:
+        raise ConfigError(f"training.steps is {recipe.training.steps:,}; from 1 to {MOST_STEPS:,} can be simulated")
+    wanted = scaled(recipe, profile.unit)
+    world = _World(wanted, profile, directory, lives or DrawnLives(profile), progress or Silent(), on_step)
     return run_virtual(world.run(start))
 
 
-def scaled(recipe: Recipe) -> Recipe:
+def scaled(recipe: Recipe, unit: int) -> Recipe:
     """The recipe with limits on tokens in the simulation's units, and numbers where it leaves the choice."""
     rollout = recipe.rollout
     attempts = rollout.concurrency or rollout.tasks_per_step * rollout.group_size
@@ -147,8 +154,8 @@ def scaled(recipe: Recipe) -> Recipe:
         update={
             "rollout": rollout.model_copy(
                 update={
-                    "max_tokens": max(2, rollout.max_tokens // UNIT),
-                    "max_turn_tokens": max(1, rollout.max_turn_tokens // UNIT),
+                    "max_tokens": max(2, rollout.max_tokens // unit),
+                    "max_turn_tokens": max(1, rollout.max_turn_tokens // unit),
                     "concurrency": min(attempts, sandboxes),
                 }
             ),
@@ -187,7 +194,7 @@ class _World:
             scheduler = Scheduler(
                 suite,
                 self._engine,
-                UnitRenderer(self._profile.prompt_tokens),
+                UnitRenderer(self._profile.unit),
                 rollout=recipe.rollout,
                 agent=recipe.agent,
                 concurrency=recipe.rollout.concurrency,
@@ -259,6 +266,8 @@ class _World:
         in_flight = (last.attempts - first.attempts) / seconds / rollout.concurrency
         return Simulated(
             steps=steps,
+            before=skipped,
+            after=total - end,
             seconds=seconds,
             steps_per_hour=3600 * steps / seconds,
             attempts_per_hour=3600 * steps * rollout.tasks_per_step * rollout.group_size / seconds,

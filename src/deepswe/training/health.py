@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from deepswe.config import AlgorithmConfig, TrainingConfig
+from deepswe.config import AlgorithmConfig, ClusterConfig, TrainingConfig
 
 Row = Mapping[str, Any]
 
@@ -56,6 +56,13 @@ def clip_warning(training: TrainingConfig, algorithm: AlgorithmConfig) -> str:
             "training.updates_per_step or training.epochs above 1 let the clip act"
         )
     return ""
+
+
+def device_warning(cluster: ClusterConfig, *, seen: bool) -> str:
+    """That a recipe for a GPU runs without one, or "" where it does not. `seen`: torch sees one."""
+    if cluster.gpu == "cpu" or seen:
+        return ""
+    return f"no GPU is seen, but cluster.gpu is {cluster.gpu}: everything in this process runs on the CPU"
 
 
 def _entropy(rows: Sequence[Row]) -> Finding | None:

@@ -7,8 +7,10 @@ and what the memory's bandwidth allow, times a utilisation that others have publ
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from deepswe.config import ClusterConfig, Recipe
+from deepswe.policy.embedded import cache_limit
 from deepswe.training.plan_trace import ModelFacts, StepMemory
 
 GIB = float(1 << 30)
@@ -52,10 +54,10 @@ PASS_S = 3e-3
 """Time of an engine's pass beside its arithmetic: scheduling, sampling, launches."""
 ENGINE_SHARE = 0.9
 """Of a GPU's memory that an engine uses; vLLM's own default."""
+WORTH = 0.95
+"""A setting is named where it brings the time below this share."""
 CONTEXT_GIB, SLACK = 0.8, 0.05
 """On a GPU: the driver's context and libraries, and what an allocator loses to fragments."""
-EMBEDDED_CACHE = 4 << 30
-"""Bytes of keys and values beyond which the embedded engine forgets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Plan:
         sandboxes: how many at once, and the cores, GiB of memory and GiB of disk for them.
         run: steps, days, GPU-hours and US dollars.
         problems: what does not fit; empty where all does.
+        notes: settings that would make it faster.
     """
 
     model: dict[str, float]
@@ -85,6 +88,7 @@ class Plan:
     sandboxes: dict[str, float]
     run: dict[str, float]
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def learner_total_gib(self) -> float:
@@ -160,6 +164,8 @@ class EngineReckoning:
 
     Attributes:
         weights, cache: bytes on each GPU.
+        room: bytes that there are for the cache.
+        wanted: bytes of a cache that holds all that the recipe has in flight.
         fits: whether one trajectory of full length does.
         width: trajectories in flight, over all copies.
         tokens_per_s: sampled in all, at that width.
@@ -168,24 +174,37 @@ class EngineReckoning:
 
     weights: float
     cache: float
+    room: float
+    wanted: float
     fits: bool
     width: float
     tokens_per_s: float
     trajectory_s: float
 
 
-def reckon_engine(recipe: Recipe, facts: ModelFacts, *, limit_gib: float, cores: int) -> EngineReckoning:
-    """Width and speed of the engine by a roofline of decoding and prefill."""
+def reckon_engine(
+    recipe: Recipe, facts: ModelFacts, *, limit_gib: float, held: float, cores: int, places: int = 0
+) -> EngineReckoning:
+    """Width and speed of the engine by a roofline of decoding and prefill.
+
+    Args:
+        recipe, facts: the run, and of its model.
+        limit_gib: memory of each GPU.
+        held: bytes of the learner there beside its activations.
+        cores: of this machine, where there is no GPU.
+        places: trajectories that the sandboxes allow; 0 is no limit.
+    """
     cluster, rollout = recipe.cluster, recipe.rollout
     embedded = recipe.engine.backend == "embedded"
     size = 2 if recipe.model.dtype == "bfloat16" else 4
     shards = cluster.tensor_parallel
     copies = max(1, (cluster.engine_gpus or cluster.learner_gpus) // shards)
     per_token = facts.cache_values * size
-    wanted = float(rollout.concurrency or rollout.tasks_per_step * rollout.group_size)
+    asked = rollout.concurrency or rollout.tasks_per_step * rollout.group_size
+    wanted = float(min(asked, places or asked))
     mean = rollout.max_tokens * cluster.length_share
     weights = 0.0 if embedded else 2.0 * facts.parameters / shards
-    room = float(EMBEDDED_CACHE) if embedded else max(0.0, ENGINE_SHARE * limit_gib * GIB - weights)
+    room = _embedded_room(recipe, limit_gib, held) if embedded else max(0.0, ENGINE_SHARE * limit_gib * GIB - weights)
     capacity = room * shards / per_token * copies
     width = max(1.0, min(wanted, capacity / mean))
     gpu = GPUS[cluster.gpu] if cluster.gpu != "cpu" else Gpu(0, CPU_CORE.tflops * cores, CPU_CORE.tb_per_s * cores)
@@ -196,14 +215,23 @@ def reckon_engine(recipe: Recipe, facts: ModelFacts, *, limit_gib: float, cores:
     new = mean * (1.0 - cluster.sampled_share)
     prefill = 2.0 * facts.active * new * batch / (shards * gpu.tflops * 1e12 * PREFILL_USE)
     turns = max(1.0, rollout.max_steps * cluster.turns_share)
+    whole = wanted / copies * mean * per_token / shards
     return EngineReckoning(
         weights=weights,
-        cache=min(room, wanted / copies * mean * per_token / shards),
+        cache=min(room, whole),
+        room=room,
+        wanted=whole,
         fits=embedded or capacity / copies >= rollout.max_tokens,
         width=width,
         tokens_per_s=copies * batch / each,
         trajectory_s=mean * cluster.sampled_share * each + prefill + turns * cluster.tool_s,
     )
+
+
+def _embedded_room(recipe: Recipe, limit_gib: float, held: float) -> float:
+    """The engine's own rule, on the GPU as it will find it."""
+    measured = recipe.cluster.gpu != "cpu" and not recipe.run.deterministic
+    return cache_limit(recipe.engine.cache_gib, (limit_gib - CONTEXT_GIB) * GIB - held if measured else None)
 
 
 def step_times(recipe: Recipe, engine: EngineReckoning, *, learner_s: float) -> dict[str, float]:
@@ -217,19 +245,26 @@ def step_times(recipe: Recipe, engine: EngineReckoning, *, learner_s: float) -> 
     return {"learner": learner_s, "rollout": waited, "step": learner_s + waited}
 
 
-def make_plan(recipe: Recipe, facts: ModelFacts, step: StepMemory, *, machine_gib: float, cores: int) -> Plan:
+def make_plan(
+    recipe: Recipe, facts: ModelFacts, step: StepMemory, *, machine_gib: float, cores: int, places: int = 0
+) -> Plan:
     """Everything, from the recipe, its model and the traced step.
 
     Args:
         recipe: the run.
         facts, step: of its model, and of its largest micro-batch.
         machine_gib, cores: of this machine; used where `cluster.gpu` is "cpu".
+        places: sandboxes that may be alive at once; 0 is no limit.
     """
+    threads = recipe.run.threads or cores
     cluster = recipe.cluster
     gpu = GPUS.get(cluster.gpu)
     limit = cluster.memory_gib or (gpu.memory_gib if gpu else machine_gib)
-    learner = {name: size / GIB for name, size in learner_memory(recipe, facts, step).items()}
-    engine = reckon_engine(recipe, facts, limit_gib=limit, cores=cores)
+    parts = learner_memory(recipe, facts, step)
+    learner = {name: size / GIB for name, size in parts.items()}
+    held = sum(parts[name] for name in ("weights", "start of RL", "gradients", "optimiser"))
+    reckon = partial(reckon_engine, facts=facts, limit_gib=limit, held=held, cores=threads, places=places)
+    engine = reckon(recipe)
     engine_gib = {"weights": engine.weights / GIB, "keys and values": engine.cache / GIB}
     if gpu:
         learner |= {"context and fragments": CONTEXT_GIB + SLACK * sum(learner.values())}
@@ -239,8 +274,11 @@ def make_plan(recipe: Recipe, facts: ModelFacts, step: StepMemory, *, machine_gi
         engine_gib = {}
     mean = recipe.rollout.max_tokens * cluster.length_share
     batch_tokens = recipe.rollout.tasks_per_step * recipe.rollout.group_size * mean
-    learns = learner_tokens_per_s(recipe, facts, mean, cores=cores)
+    learns = learner_tokens_per_s(recipe, facts, mean, cores=threads)
     times = step_times(recipe, engine, learner_s=recipe.training.epochs * batch_tokens / learns)
+    sandboxes = _sandboxes(recipe, engine)
+    if not gpu and recipe.sandbox.backend != "kubernetes":  # they share this machine
+        sandboxes |= {"cores": min(sandboxes["cores"], cores), "memory_gib": min(sandboxes["memory_gib"], machine_gib)}
     made = Plan(
         model={
             "parameters": facts.parameters,
@@ -253,10 +291,31 @@ def make_plan(recipe: Recipe, facts: ModelFacts, step: StepMemory, *, machine_gi
         host_gib=_host(recipe, facts) / GIB,
         tokens_per_s={"learner": learns, "engine": engine.tokens_per_s},
         step_s=times,
-        sandboxes=_sandboxes(recipe, engine),
-        run=_run(cluster, recipe.training.steps, times["step"], _sandboxes(recipe, engine)["cores"]),
+        sandboxes=sandboxes,
+        run=_run(cluster, recipe.training.steps, times["step"], sandboxes["cores"]),
     )
+    if recipe.engine.backend == "embedded" and engine.wanted > engine.room and times["rollout"] > times["learner"]:
+        size = min(engine.wanted, engine.room + max(0.0, limit - made.learner_total_gib) * GIB)
+        larger = reckon(_with_cache(recipe, size))
+        rollout_s = step_times(recipe, larger, learner_s=times["learner"])["rollout"]
+        made = replace(made, notes=_notes(engine, size, times["rollout"], rollout_s))
     return _judged(made, engine)
+
+
+def _notes(engine: EngineReckoning, size: float, before_s: float, after_s: float) -> tuple[str, ...]:
+    """What a larger cache of the embedded engine would bring, where that is worth a word."""
+    if after_s > WORTH * before_s:
+        return ()
+    return (
+        f"the rollout takes most of a step, and the engine's cache of {engine.room / GIB:.3g} GiB holds only "
+        f"{engine.width:.0f} of its attempts: engine.cache_gib={size / GIB:.3g} would make it {after_s:,.0f} s",
+    )
+
+
+def _with_cache(recipe: Recipe, size: float) -> Recipe:
+    """The same recipe with so many bytes of keys and values."""
+    engine = recipe.engine.model_copy(update={"cache_gib": size / GIB})
+    return recipe.model_copy(update={"engine": engine})
 
 
 def _judged(plan: Plan, engine: EngineReckoning) -> Plan:

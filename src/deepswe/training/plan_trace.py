@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, masking_utils
 
 from deepswe.config import LoraAdapters
 from deepswe.training.forward import TokenScorer, checkpoint_layers, layers_of
@@ -149,7 +149,7 @@ def _cut(config: Any, layers: int) -> Any:
 def _run(
     config: Any, *, rows: int, length: int, recompute: bool, autocast: bool, narrow: bool, lora: LoraAdapters | None
 ) -> StepMemory:
-    with FakeTensorMode(), _counted() as live:
+    with FakeTensorMode(), _one_sequence_a_row(), _counted() as live:
         kind = torch.bfloat16 if narrow else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=kind).eval()  # type: ignore[no-untyped-call]
         if lora is not None:
@@ -169,6 +169,17 @@ def _run(
             logp_N, _ = scorer.score_hidden(hidden_BTH.flatten(0, 1), tokens_BT.flatten())
         logp_N.sum().backward()  # type: ignore[no-untyped-call]
         return StepMemory(activations, max(0, live.top - held - activations))
+
+
+@contextmanager
+def _one_sequence_a_row() -> Iterator[None]:
+    """What transformers reads off the positions of real tensors; with it no mask of length x length is made."""
+    before = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = before
 
 
 def unlike_chunks(count: int, rows: int) -> Iterable[int]:

@@ -1,16 +1,21 @@
 """The model from scratch and its tokenizer, and loading from a path."""
 
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from deepswe.config import ModelConfig, ScratchModel
 from deepswe.errors import ConfigError
-from deepswe.policy.model_path import check_model_path
+from deepswe.policy.model_path import check_model, check_model_path
 from deepswe.policy.models import GRAMMAR, SPECIAL, TURN_END, load_policy_model, train_tokenizer
 from deepswe.policy.render import Renderer
 from deepswe.types import Message
@@ -150,3 +155,58 @@ def test_directories_and_names_of_the_hub_pass(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "folder").mkdir()
     for path in ("", "folder", str(tmp_path), "Qwen/Qwen3-0.6B", "openai-community/gpt2"):
         check_model_path(path)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub on this machine that has the model "here/it" alone, and an empty cache; what it was asked about models."""
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.extend([self.path] if self.path.startswith("/api/models") else [])  # not of its own start
+            found = self.path.startswith("/api/models/here/it")
+            self.send_response(200 if found else 404 if "missing" in self.path else 503)
+            self.end_headers()
+            self.wfile.write(b'{"id": "here/it"}' if found else b"{}")
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["owner/missing", "owner/busy"])
+def test_a_model_that_the_hub_does_not_give_is_told_after_one_question(
+    name: str, hub: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.path '{name}' is no directory here .* the hub does not give it"):
+        load_policy_model(ModelConfig(path=name), corpus=(), seed=0)
+    assert len(hub) == 1
+    assert not caplog.records
+
+
+def test_without_a_network_a_missing_model_is_told_at_once(hub: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match="make the hub reachable") as failure:
+        check_model("owner/missing")
+    assert time.monotonic() - begun < 5
+    assert "\n" not in str(failure.value)
+
+
+def test_a_model_of_the_hub_passes_and_one_in_its_cache_asks_nobody(hub: list[str], tmp_path: Path) -> None:
+    check_model("here/it")
+    assert len(hub) == 1
+    snapshot = tmp_path / "cache" / "models--owner--kept" / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    check_model("owner/kept")
+    assert len(hub) == 1

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from deepswe.cli.app import build_app
 from deepswe.config import ModelConfig, build_recipe, load_recipe
 from deepswe.errors import ConfigError
+from deepswe.sandbox.admission import available_memory_mib
 from deepswe.session.plan import FAMILY, check_plan, model_configuration, plan_recipe
 from deepswe.session.sharded import check_team
 from deepswe.training.plan import learner_tokens_per_s
@@ -108,9 +109,19 @@ def test_the_command_prints_the_plan(tmp_path):
     assert shown.exit_code == 0, shown.output
     assert "parameters" in shown.output
     assert "sandboxes:" in shown.output
+    assert "GPU-hours" not in shown.output
+    assert "USD" not in shown.output
     made = json.loads(CliRunner().invoke(build_app(), ["plan", str(path), "--json"]).output)
     assert made["step_s"]["step"] > 0
     assert made["problems"] == []
+
+
+def test_a_recipe_for_this_machine_plans_the_sandboxes_that_its_pool_would_have():
+    tasks = {"kind": "micro"}
+    sandbox = {"memory_mib": 2 * available_memory_mib()}  # of which the pool lets four be alive
+    assert plan_recipe(recipe(tasks=tasks, sandbox=sandbox)).sandboxes["alive"] == pytest.approx(4, abs=1)
+    assert plan_recipe(recipe(tasks=tasks, sandbox={"concurrency": 3})).sandboxes["alive"] == 3
+    assert plan_recipe(recipe()).sandboxes["alive"] == 128
 
 
 def test_what_several_processes_cannot_train_is_refused_with_the_setting():

@@ -1,5 +1,5 @@
-from deepswe.config import AlgorithmConfig, TrainingConfig
-from deepswe.training.health import clip_warning, findings
+from deepswe.config import AlgorithmConfig, ClusterConfig, TrainingConfig
+from deepswe.training.health import clip_warning, device_warning, findings
 
 FINE = {
     **{"step": 1, "reward_mean": 0.5, "entropy": 0.6, "updates": 1.0, "grad_norm": 1.0, "kl_sampler": 0.001},
@@ -54,3 +54,9 @@ def test_a_clip_that_cannot_act_is_told():
     assert "have no effect" in clip_warning(one, AlgorithmConfig())
     assert clip_warning(four, AlgorithmConfig()) == ""
     assert "nothing to clip" in clip_warning(four, AlgorithmConfig(preset="rloo"))
+
+
+def test_a_recipe_for_a_gpu_says_that_there_is_none():
+    meant = ClusterConfig(gpu="h100")
+    assert "no GPU is seen, but cluster.gpu is h100" in device_warning(meant, seen=False)
+    assert device_warning(meant, seen=True) == device_warning(ClusterConfig(), seen=False) == ""

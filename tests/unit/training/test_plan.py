@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -5,6 +7,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from deepswe.config import LoraAdapters, build_recipe
 from deepswe.training import plan_trace
 from deepswe.training.plan import (
+    CONTEXT_GIB,
     CPU_CORE,
     GIB,
     EngineReckoning,
@@ -12,6 +15,7 @@ from deepswe.training.plan import (
     learner_memory,
     learner_tokens_per_s,
     make_plan,
+    reckon_engine,
     step_times,
 )
 from deepswe.training.plan_trace import StepMemory, model_facts, step_memory
@@ -55,6 +59,15 @@ def test_a_deep_model_is_reckoned_from_two_shallow_ones(monkeypatch):
     assert step_memory(config, rows=2, length=24, recompute=False, autocast=False) == reckoned
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_tensors_without_data_take_what_real_ones_take(monkeypatch, again):
+    """Also the masks: of 512 tokens one of bytes has 256 KiB, which these layers would show."""
+    options = {"rows": 2, "length": 512, "recompute": again, "autocast": False}
+    traced = step_memory(small(layers=2), **options)
+    monkeypatch.setattr(plan_trace, "FakeTensorMode", contextlib.nullcontext)
+    assert step_memory(small(layers=2), **options) == traced
+
+
 def test_recomputed_layers_keep_their_inputs_alone():
     config = small(layers=3)
     kept = step_memory(config, rows=2, length=24, recompute=False, autocast=False).activations
@@ -92,7 +105,7 @@ def test_memory_of_the_learner_by_hand():
 
 
 def test_an_asynchronous_step_takes_the_slower_part_and_a_synchronous_one_both():
-    engine = EngineReckoning(0, 0, True, width=64, tokens_per_s=1, trajectory_s=100)
+    engine = EngineReckoning(0, 0, room=0, wanted=0, fits=True, width=64, tokens_per_s=1, trajectory_s=100)
     rollout = {"tasks_per_step": 16, "group_size": 8}
     together = step_times(recipe(rollout=rollout), engine, learner_s=30)
     assert together == {"learner": 30, "rollout": 200, "step": 230}
@@ -123,3 +136,58 @@ def test_the_chunks_that_are_left_out_change_no_figure(monkeypatch):
     few = step_memory(wide, rows=1, length=900, recompute=False, autocast=False)
     monkeypatch.setattr(plan_trace, "unlike_chunks", lambda count, rows: range(0, count, rows))
     assert step_memory(wide, rows=1, length=900, recompute=False, autocast=False) == few
+
+
+def test_the_cache_of_the_recipe_is_that_of_the_plan_and_an_automatic_one_is_half_of_what_is_left():
+    facts, step = model_facts(small()), StepMemory(0, 0)
+
+    def room(limit_gib=80.0, held=0.0, **sections):
+        return reckon_engine(recipe(**sections), facts, limit_gib=limit_gib, held=held, cores=1).room
+
+    assert room() == 4 * GIB
+    assert room(engine={"cache_gib": 1.5}) == 1.5 * GIB
+    on_gpu = {"cluster": {"gpu": "h100"}}
+    assert room(held=10 * GIB, **on_gpu) == pytest.approx((80.0 - CONTEXT_GIB - 10.0) / 2 * GIB)
+    assert room(**on_gpu, run={"name": "r", "deterministic": True}) == 4 * GIB
+    made = make_plan(recipe(engine={"cache_gib": 1e-6}), facts, step, machine_gib=64.0, cores=2)
+    assert made.learner_gib["engine: keys and values"] == pytest.approx(1e-6, rel=1e-3)
+
+
+def test_a_cache_that_holds_up_the_rollout_is_told_with_the_key_and_the_size_that_holds_all():
+    facts, step = model_facts(small()), StepMemory(0, 0)
+    rollout = {"tasks_per_step": 2, "group_size": 4, "max_tokens": 2048, "max_turn_tokens": 64}
+
+    def plan(cache_gib, **changes):
+        tree = {"engine": {"cache_gib": cache_gib}, "rollout": rollout, **changes}
+        return make_plan(recipe(**tree), facts, step, machine_gib=64.0, cores=2)
+
+    # 8 attempts of 1024 tokens of 64 keys and values of 4 bytes are 2 MiB; a quarter of it holds 2
+    tight, whole = plan(1 / 2048), plan(0)
+    assert len(tight.notes) == 1
+    assert "holds only 2 of its attempts: engine.cache_gib=0.00195 would make it" in tight.notes[0]
+    assert f"{whole.step_s['rollout']:,.0f} s" in tight.notes[0]
+    assert whole.step_s["rollout"] < tight.step_s["rollout"]
+    assert whole.notes == ()
+    # where the slowest attempt alone takes as long, more at once bring nothing
+    assert plan(1 / 2048, cluster={"longest": 9.0}).notes == ()
+
+
+def test_sandboxes_of_this_machine_share_its_cores_and_are_no_more_than_its_pool_allows():
+    facts, step = model_facts(small()), StepMemory(0, 0)
+    wanted = recipe(sandbox={"memory_mib": 1024})
+    here = make_plan(wanted, facts, step, machine_gib=16.0, cores=2, places=24).sandboxes
+    assert (here["alive"], here["cores"], here["memory_gib"]) == (24, 2, 16)
+    there = recipe(sandbox={"memory_mib": 1024}, cluster={"gpu": "h100"})
+    elsewhere = make_plan(there, facts, step, machine_gib=16.0, cores=2).sandboxes
+    assert (elsewhere["alive"], elsewhere["cores"], elsewhere["memory_gib"]) == (128, 128, 128)
+
+
+def test_on_a_gpu_the_engine_has_half_of_what_is_left_beside_all_that_the_learner_keeps():
+    facts, limit = model_facts(small()), CONTEXT_GIB + 1 / 1024
+    rollout = {"max_tokens": 65_536, "max_turn_tokens": 64}  # which fill any cache
+    tree = {"cluster": {"gpu": "h100", "memory_gib": limit}, "algorithm": {"kl_start_every": 0}, "rollout": rollout}
+    made = make_plan(recipe(**tree), facts, StepMemory(0, 0), machine_gib=64.0, cores=2)
+    # of 1 MiB; weights, gradients and two moments in float32
+    left = (1 << 20) - 16 * facts.parameters
+    assert left > 0
+    assert made.learner_gib["engine: keys and values"] * GIB == pytest.approx(left / 2)
