@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from deepswe.config import Recipe, Section
+from deepswe.config import MOST, Recipe, Section
 
 PAGE = Path(__file__).with_name("recipe.md")
 INTRODUCTION = """# Recipe reference
 
 Generated from `deepswe.config` by `docs/recipe_reference.py`. A recipe is a TOML file. A key that is not listed here is
-refused, and so is a value outside its range. On the command line `section.key=value` changes one setting, such as
-`training.steps=50`. Where it changes `tasks.kind`, what the file says of the tasks is left out as far as the new kind
-has no such key. Two keys have no default: `run.name` and `tasks.kind`.
+refused, and so is a value outside its range; no count is above 10^12, and a seed has 64 bits. On the command line
+`section.key=value` changes one setting, such as `training.steps=50`. Where it changes `tasks.kind`, what the file says
+of the tasks is left out as far as the new kind has no such key. Two keys have no default: `run.name` and `tasks.kind`.
 """
 
 
@@ -88,18 +88,24 @@ def _sections_of(field: FieldInfo) -> list[type[Section]]:
 
 
 def _type_of(field: FieldInfo) -> str:
-    bounds = [
-        f"{sign} {getattr(item, name):g}"
-        for item in field.metadata
-        for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
-        if getattr(item, name, None) is not None
-    ]
-    return ", ".join([_type_name(field.annotation), *bounds])
+    return ", ".join([_type_name(field.annotation), *_bounds(field.metadata)])
+
+
+def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
+    """As text; those that the introduction names for all are left out."""
+    for item in metadata:
+        for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤")):
+            bound = getattr(item, name, None)
+            if bound is not None and abs(bound) < MOST:
+                yield f"{sign} {bound:,}" if isinstance(bound, int) else f"{sign} {bound:g}"
 
 
 def _type_name(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{json.dumps(value)}`" for value in get_args(annotation))
+    if get_origin(annotation) is Annotated:
+        kind, field = get_args(annotation)
+        return ", ".join([_type_name(kind), *_bounds(field.metadata)])
     if get_origin(annotation) is tuple:
         inner = get_args(annotation)
         return f"list of {_type_name(inner[0])}" + ("" if inner[-1] is Ellipsis else f", {len(inner)} long")

@@ -12,9 +12,16 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from deepswe.errors import ConfigError
+from deepswe.regular import read_regular
 from deepswe.types import Ending
 
-PositiveInt = Annotated[int, Field(gt=0)]
+MOST = 10**12
+"""No count in a recipe is larger."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+Width = Annotated[int, Field(gt=0, le=1 << 16)]
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -24,6 +31,24 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_kind(cls, given: Any) -> Any:
+        """Refuse what Python would take for something else: true for the number 1, and a text that ends at a NUL."""
+        for name, value in given.items() if isinstance(given, Mapping) else ():
+            if name in cls.model_fields and (wrong := _misuse(value, cls.model_fields[name].annotation)):
+                raise ValueError(f"{name} {wrong}")
+        return given
+
+
+def _misuse(value: Any, annotation: Any) -> str:
+    leaves = value if isinstance(value, list | tuple) else (value,)
+    if any(isinstance(leaf, str) and "\0" in leaf for leaf in leaves):
+        return "has a NUL character in it, which no name and no path can have"
+    if any(isinstance(leaf, bool) for leaf in leaves) and not {bool, Any} & {annotation, *get_args(annotation)}:
+        return "takes no true or false"
+    return ""
+
 
 class RunConfig(Section):
     """Which run this is."""
@@ -32,11 +57,11 @@ class RunConfig(Section):
     """Name of the run; its records go to `directory`/`name`."""
     directory: Path = Path("runs")
     """Where runs live."""
-    seed: int = 0
+    seed: Seed = 0
     """Seeds the weights, the order of the tasks and all sampling."""
     deterministic: bool = False
     """Batch in a fixed order so that the same seed gives the same metrics to the last digit; somewhat slower."""
-    threads: int = Field(default=0, ge=0)
+    threads: int = Field(default=0, ge=0, le=4096)
     """Threads of the learner and the engine; 0 lets the program choose."""
     writers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where the rows of metrics.jsonl go besides; each needs the extra of its name."""
@@ -45,24 +70,24 @@ class RunConfig(Section):
 class ScratchModel(Section):
     """A Qwen3-architecture model with random weights and a tokenizer trained on the suite's own text."""
 
-    hidden_size: PositiveInt = 128
+    hidden_size: Width = 128
     """Width of the hidden states; a multiple of `heads`."""
-    layers: PositiveInt = 4
+    layers: Width = 4
     """Number of layers."""
-    heads: PositiveInt = 4
+    heads: Width = 4
     """Attention heads; a multiple of `key_value_heads`."""
-    key_value_heads: PositiveInt = 2
+    key_value_heads: Width = 2
     """Heads of keys and values, which groups of attention heads share."""
-    intermediate_size: PositiveInt = 384
+    intermediate_size: Width = 384
     """Width inside each layer's feed-forward part."""
-    vocabulary: PositiveInt = 512
+    vocabulary: int = Field(default=512, gt=0, le=1 << 20)
     """Upper bound on the vocabulary of the trained tokenizer."""
 
 
 class LoraAdapters(Section):
     """Train small matrices beside frozen ones (LoRA); needs the `lora` extra."""
 
-    rank: int = Field(default=0, ge=0)
+    rank: Count = 0
     """Rank of the matrices; 0 trains all weights instead."""
     alpha: PositiveFloat = 32.0
     """Their product is scaled by alpha / rank."""
@@ -95,11 +120,11 @@ class MicroTasks(Section):
     """Says that the tasks are of this kind."""
     train: PositiveInt = 2000
     """Training tasks."""
-    heldout: int = Field(default=120, ge=0)
+    heldout: Count = 120
     """Held-out tasks: names, constants and structures that training never saw."""
-    unseen: int = Field(default=60, ge=0)
+    unseen: Count = 60
     """Held-out tasks whose kinds of bug training never saw."""
-    seed: int = 0
+    seed: Seed = 0
     """Chooses the set: another seed gives other tasks."""
 
 
@@ -110,7 +135,7 @@ class BundledTasks(Section):
     """Says that the tasks are of this kind."""
     repositories: tuple[str, ...] = ()
     """Only these; empty takes all."""
-    limit: int = Field(default=0, ge=0)
+    limit: Count = 0
     """At most this many tasks; 0 takes all."""
 
 
@@ -156,9 +181,9 @@ class TaskSetTasks(Section):
     splits are those of the file."""
     allow_contaminated: bool = False
     """Train on tasks of evaluation benchmarks. What is then measured on those benchmarks means nothing."""
-    limit: int = Field(default=0, ge=0)
+    limit: Count = 0
     """At most this many tasks; 0 takes all."""
-    seed: int = 0
+    seed: Seed = 0
     """Chooses the held-out repositories."""
     sampler: SamplerConfig = SamplerConfig()
 
@@ -188,7 +213,7 @@ class FrozenLakeTasks(Section):
     """`grid` is the map as text; `relational` says what lies in each direction and where the goal is."""
     no_move: Literal["explain", "end"] = "explain"
     """An answer that names no move: say how to answer, at the cost of a step, or end the attempt there."""
-    seed: int = 0
+    seed: Seed = 0
     """Chooses the maps."""
 
     @model_validator(mode="after")
@@ -210,7 +235,7 @@ class CustomTasks(Section):
     `deepswe.suites`."""
     options: dict[str, Any] = Field(default={})
     """Its arguments, by name."""
-    capacity: int = Field(default=0, ge=0)
+    capacity: Count = 0
     """Attempts that it can have in flight at once; 0 is no limit."""
 
 
@@ -248,7 +273,7 @@ class ContainerConfig(Section):
     the engine listens on a socket of this Linux machine."""
     pull: Literal["missing", "always", "never"] = "missing"
     """When an image is pulled, at most once a run."""
-    pull_retries: int = Field(default=5, ge=0)
+    pull_retries: Count = 5
     """New tries of a pull, after growing pauses, when the registry is busy or out of reach."""
 
 
@@ -305,7 +330,7 @@ class KubernetesConfig(Section):
     """Writes that one sandbox may cost, retries included; deleting what then is left is the reaper's."""
     connecting: PositiveInt = 64
     """Sessions being opened at once."""
-    retries: int = Field(default=6, ge=0)
+    retries: Count = 6
     """New tries of a request that the API server refused for the moment (409, 429, 5xx) or that was cut off."""
     request_timeout_s: PositiveFloat = 30.0
     """One request to the API server."""
@@ -339,13 +364,13 @@ class SandboxConfig(Section):
     """Cores of one sandbox."""
     output_bytes: PositiveInt = 1 << 20
     """Of standard output and of standard error, each, kept of one command; the rest is dropped and counted."""
-    concurrency: int = Field(default=0, ge=0)
+    concurrency: Count = 0
     """Sandboxes alive at once; 0 lets the program choose from cores and memory."""
     start_timeout_s: PositiveFloat = 30.0
     """Seconds for the start of one sandbox."""
     starts_per_s: float = Field(default=0.0, ge=0)
     """Sandboxes started per second at most; 0 is no limit."""
-    warm: int = Field(default=0, ge=0)
+    warm: Count = 0
     """Sandboxes kept started ahead for each kind that was asked for lately."""
     lifetime_s: PositiveFloat = 14_400.0
     """A sandbox older than this is ended, whoever holds it; a reaper ends one whose owner is gone at once."""
@@ -404,9 +429,9 @@ class RolloutConfig(Section):
     """Start of an environment, the wait for a free sandbox included."""
     grading_timeout_s: PositiveFloat = 1800.0
     """Grading of one attempt, the wait for a free sandbox included."""
-    concurrency: int = Field(default=0, ge=0)
+    concurrency: Count = 0
     """Trajectories in flight; 0 means all of a step."""
-    max_retries: int = Field(default=2, ge=0)
+    max_retries: Count = 2
     """New tries of an attempt that the infrastructure ended."""
 
 
@@ -530,7 +555,7 @@ class AlgorithmConfig(Section):
     """The ratio is clipped above 1 plus this."""
     normalisation: Literal["constant", "token_mean", "sequence_mean"] = "constant"
     """Denominator of the loss: a constant (`length`), the number of trained tokens, or each trajectory's own length."""
-    length: int = Field(default=0, ge=0)
+    length: Count = 0
     """The constant denominator per trajectory; 0 takes `rollout.max_tokens`."""
     old_logprobs: Literal["sampler", "learner"] = "sampler"
     """Denominator of the ratio: the sampler's log-probs, or the learner's own before the first update of a batch."""
@@ -549,13 +574,13 @@ class AlgorithmConfig(Section):
     """Weight of an entropy bonus; 0 is off."""
     drop_uniform_groups: bool = True
     """Leave out groups whose rewards are all equal; they have no gradient under any group advantage."""
-    resample_batches: int = Field(default=0, ge=0)
+    resample_batches: Count = 0
     """Further batches of tasks that a step may attempt until it has `rollout.tasks_per_step` groups with a gradient."""
-    max_age: int = Field(default=0, ge=0)
+    max_age: Count = 0
     """Updates between the sampling of a token and its training beyond which a trajectory is left out; 0 is no limit."""
     mask_canaries: bool = False
     """Leave out trajectories that carry the tag `canary`, in the loss and in the baseline."""
-    kl_start_every: int = Field(default=10, ge=0)
+    kl_start_every: Count = 10
     """Steps between measurements of the divergence from the start of RL, which cost a forward pass and a second copy
     of the weights; 0 measures it only where `kl_coefficient` needs it."""
     endings: EndingTable = EndingTable()
@@ -598,17 +623,17 @@ def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 class TrainingConfig(Section):
     """The optimiser and the length of the run."""
 
-    steps: int = Field(default=100, ge=0)
+    steps: Count = 100
     """Batches of rollouts."""
     learning_rate: PositiveFloat = 1e-6
     """Of AdamW, after the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: Count = 0
     """Updates over which the learning rate rises linearly."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate falls after the warm-up: not at all, or to zero at the end of `steps`."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Of AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Of AdamW: decay of the means of gradients and of their squares."""
     grad_clip: PositiveFloat = 1.0
     """A larger norm of the gradient is scaled down to this."""
@@ -638,7 +663,7 @@ class TrainingConfig(Section):
 class ImitationConfig(Section):
     """Supervised updates before RL: on a reference solver's trajectories, or on recorded ones (own or a teacher's)."""
 
-    steps: int = Field(default=0, ge=0)
+    steps: Count = 0
     """Updates; 0 switches it off."""
     source: Literal["reference", "tokens", "text"] = "reference"
     """The suite's reference solver; or recorded trajectories, with the tokens they have (this model's own, exact), or
@@ -649,7 +674,7 @@ class ImitationConfig(Section):
     """Only trajectories of this phase, such as `train`; empty takes all."""
     min_reward: float = 1.0
     """Only trajectories with at least this reward (rejection sampling); ungraded ones never."""
-    per_task: int = Field(default=0, ge=0)
+    per_task: Count = 0
     """At most this many trajectories of one task, the shortest; 0 takes all."""
     trajectories: PositiveInt = 4000
     """Reference trajectories to record, each on its own training task (repeated if there are fewer tasks); of recorded
@@ -658,7 +683,7 @@ class ImitationConfig(Section):
     """Trajectories of one update."""
     learning_rate: PositiveFloat = 1e-3
     """After the warm-up; it then falls to zero."""
-    warmup_steps: int = Field(default=20, ge=0)
+    warmup_steps: Count = 20
     """Updates over which the learning rate rises linearly."""
     mistakes: Fraction = 0.0
     """Share of reference trajectories in which the solver's edit is a plausible guess instead of the right one.
@@ -693,7 +718,7 @@ class EndpointConfig(Section):
     """For one answer."""
     idle_s: PositiveFloat = 120.0
     """Longest silence inside one answer."""
-    retries: int = Field(default=6, ge=0)
+    retries: Count = 6
     """New tries of a request that was refused for the moment (408, 409, 425, 429, 5xx), cut off, late or garbled."""
     backoff_s: PositiveFloat = 1.0
     """Pause before the first new try; it doubles, with jitter, up to a minute. `Retry-After` wins."""
@@ -718,9 +743,9 @@ class EvaluationConfig(Section):
     """Splits of the tasks that are evaluated."""
     attempts: PositiveInt = 4
     """At each task."""
-    tasks: int = Field(default=0, ge=0)
+    tasks: Count = 0
     """At most this many tasks per split; 0 takes all."""
-    every: int = Field(default=0, ge=0)
+    every: Count = 0
     """Training steps between evaluations; 0 evaluates only before and after."""
     temperature: float = Field(default=1.0, ge=0)
     """Of sampling in evaluation; 0 takes the likeliest token."""
@@ -729,7 +754,7 @@ class EvaluationConfig(Section):
 class AsynchronyConfig(Section):
     """Attempts in flight while the learner trains. The defaults are synchronous: a step waits for its own attempts."""
 
-    max_age: int = Field(default=0, ge=0)
+    max_age: Count = 0
     """Steps between the opening of a group and the step that trains it, at most; 0 is synchronous."""
     overprovision: float = Field(default=0.0, ge=0)
     """Share of groups made beyond those that train. The first to be over are taken, which favours short attempts; late
@@ -762,7 +787,7 @@ class VllmConfig(Section):
     """Where `file` writes: the memory of this machine, or a disk that all of them share."""
     silence_s: PositiveFloat = 300.0
     """A server that says nothing for so long, while it should sample, counts as dead."""
-    retries: int = Field(default=4, ge=0)
+    retries: Count = 4
     """Other servers that one turn may be taken to after failures; what was sampled so far is kept."""
     update_timeout_s: PositiveFloat = 600.0
     """One change of weights."""
@@ -813,7 +838,7 @@ class ClusterConfig(Section):
     """What learner and engine run on; `deepswe plan` prints the figures of each that it reckons with."""
     learner_gpus: PositiveInt = 1
     """Processes that train together."""
-    engine_gpus: int = Field(default=0, ge=0)
+    engine_gpus: Count = 0
     """GPUs that sample and do nothing else; 0 samples on the learner's."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one copy of the engine's model."""
@@ -915,7 +940,7 @@ def parse_override(text: str) -> tuple[tuple[str, ...], Any]:
         raise ConfigError(f"override {text!r} is not of the form section.key=value, such as training.steps=50")
     try:
         return path, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # a number of thousands of digits is a ValueError, too
         return path, value
 
 
@@ -931,10 +956,10 @@ def read_tree(path: Path, overrides: Sequence[str] = (), *, what: str = "recipe"
         ConfigError: the file cannot be read or is no TOML, or an override fits nowhere.
     """
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(read_regular(path).decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{what} {path} cannot be read: {error.strerror}; give the path of a .toml file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError, too
         raise ConfigError(f"{what} {path} is not valid TOML: {error}") from error
     _apply(overrides, tree)
     return tree
@@ -943,12 +968,16 @@ def read_tree(path: Path, overrides: Sequence[str] = (), *, what: str = "recipe"
 def _apply(overrides: Sequence[str], tree: dict[str, Any]) -> None:
     for text in overrides:
         keys, value = parse_override(text)
-        node = tree
-        for key in keys[:-1]:
-            node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                raise ConfigError(f"override {text!r}: {key!r} is a value, not a section")
-        node[keys[-1]] = value
+        _put(tree, keys, value, text)
+
+
+def _put(tree: dict[str, Any], keys: Sequence[str], value: Any, text: str) -> None:
+    node = tree
+    for key in keys[:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {text!r}: {key!r} is a value, not a section")
+    node[keys[-1]] = value
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -1003,10 +1032,7 @@ def load_sandbox(overrides: Sequence[str] = ()) -> SandboxConfig:
         keys, value = parse_override(text)
         if keys[0] != "sandbox" or len(keys) == 1:
             raise ConfigError(f"override {text!r} is no setting of a sandbox, such as sandbox.memory_mib=512")
-        node = tree
-        for key in keys[1:-1]:
-            node = node.setdefault(key, {})
-        node[keys[-1]] = value
+        _put(tree, keys[1:], value, text)
     try:
         return SandboxConfig.model_validate(tree)
     except ValidationError as error:
@@ -1038,12 +1064,22 @@ def _problem(kind: type[Section], item: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         meant = _likely_key(kind, [part for part in item["loc"] if isinstance(part, str)])
-        return f"{where} is not a known key (value {item['input']!r})" + (f", did you mean {meant}?" if meant else "")
+        advice = f", did you mean {meant}?" if meant else ""
+        return f"{where} is not a known key (value {_shown(item['input'])}){advice}"
     if item["type"] == "missing":
         return f"{where} is missing"
     message = str(item["msg"]).removeprefix("Value error, ")
     place = f"{where}: " if where else ""
-    return place + message + ("" if isinstance(item["input"], dict) else f" (value {item['input']!r})")
+    return place + message + ("" if isinstance(item["input"], dict) else f" (value {_shown(item['input'])})")
+
+
+def _shown(value: Any) -> str:
+    """A value for a message, at most 200 characters of it."""
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 class _Key(NamedTuple):

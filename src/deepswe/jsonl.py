@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deepswe.errors import StoreError
+from deepswe.regular import read_regular
 
 _BLOCK = 1 << 16
 
@@ -25,7 +26,10 @@ def read_lines(path: Path) -> tuple[list[bytes], bytes]:
     Raises:
         OSError: it cannot be read.
     """
-    data = path.read_bytes() if path.exists() else b""
+    try:
+        data = read_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        data = b""
     *lines, rest = data.split(b"\n")
     return ([*lines, rest], b"") if _is_whole(rest) else (lines, rest)
 

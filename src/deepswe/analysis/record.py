@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepswe.config import Recipe
 from deepswe.errors import RunError, StoreError
+from deepswe.regular import read_regular
+from deepswe.shapes import misfit
 from deepswe.training.metrics import read_rows
 
 Row = Mapping[str, Any]
@@ -56,7 +59,7 @@ def read_run(directory: Path) -> RunRecord:
         raise RunError(f"{directory} is no directory; give the directory of a run, such as runs/quickstart")
     return RunRecord(
         directory,
-        recipe=_read_tree(directory / "recipe.json") or _read_tree(directory / "recipe.toml"),
+        recipe=_read_recipe(directory / "recipe.json") or _read_recipe(directory / "recipe.toml"),
         environment=_read_tree(directory / "environment.json"),
         rows=_read_rows(directory / "metrics.jsonl"),
         summary=_read_tree(directory / "summary.json"),
@@ -79,15 +82,19 @@ def total(rows: Iterable[Row], key: str) -> float | None:
 
 def _read_rows(path: Path) -> tuple[Row, ...]:
     try:
-        rows = read_rows(path)
+        return tuple(read_rows(path))
     except StoreError as error:
         raise RunError(str(error)) from error
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}") from error
-    for line, row in enumerate(rows, start=1):
-        if not isinstance(row.get("kind"), str) or not isinstance(row.get("step"), int):
-            raise RunError(f"{path}:{line} has no kind or no step; it is no row of a run's metrics")
-    return tuple(rows)
+
+
+def _read_recipe(path: Path) -> Mapping[str, Any]:
+    tree = _read_tree(path)
+    sections = {name: tree[name] for name in Recipe.model_fields if name in tree and name != "version"}
+    if wrong := misfit(sections, Mapping[str, Mapping[str, Any]], path.name):
+        raise RunError(f"{path} is no recipe: {wrong}; restore it, or remove it to do without")
+    return tree
 
 
 def _read_tree(path: Path) -> Mapping[str, Any]:
@@ -106,7 +113,7 @@ def _read_tree(path: Path) -> Mapping[str, Any]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         return b""
     except OSError as error:

@@ -109,7 +109,7 @@ def _read_result(line: bytes) -> Result | None:
     try:
         tree = json.loads(line)
         return Result(**{**tree, "observations": tuple(tree["observations"])})
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

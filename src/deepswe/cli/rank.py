@@ -41,7 +41,7 @@ def rank(
         raise ConfigError(f"--method {method} chooses by scores; give --scores FILE, or --method {UNSCORED[0]}")
     free_place("--out", out, candidates, *([scores] if scores else []))
     loaded, refused = load_candidates(candidates, phase=phase)
-    choices = rank_candidates(loaded, ScoreBook.open(scores or Path(os.devnull)), method)
+    choices = rank_candidates(loaded, ScoreBook.open(scores) if scores else ScoreBook(Path(os.devnull)), method)
     rows = (json.dumps(prediction(choice.candidate, model=model)) for choice in choices)
     write_atomically(out, "".join(row + "\n" for row in rows))
     for item in refused:

@@ -21,6 +21,7 @@ from deepswe import __version__
 from deepswe.atomic import write_atomically
 from deepswe.config import Recipe
 from deepswe.errors import StoreError
+from deepswe.regular import read_regular
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.shapes import misfit, misfit_in_record
 from deepswe.types import Ending, Trajectory
@@ -80,8 +81,8 @@ def read_manifest(run: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        manifest = json.loads(read_regular(path))
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path} cannot be read ({error}); move it away and evaluate again with --resume") from error
     except RecursionError as error:
         raise StoreError(f"{path} is nested too deeply; move it away and evaluate again with --resume") from error

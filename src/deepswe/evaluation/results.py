@@ -15,6 +15,7 @@ from typing import Any
 from deepswe.errors import ConfigError, StoreError
 from deepswe.evaluation.evaluations import PREFIX, latest, read_manifest
 from deepswe.evaluation.metrics import Outcomes, outcomes_by_task
+from deepswe.regular import read_regular
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.shapes import misfit
 from deepswe.types import Trajectory
@@ -189,8 +190,8 @@ def _entry_budget(run: Path, limits: Mapping[str, Any]) -> Budget:
 def _recipe_budget(run: Path) -> Budget:
     """Of an evaluation inside a training run, by its recipe."""
     try:
-        rollout = json.loads((run / "recipe.json").read_text(encoding="utf-8"))["rollout"]
-        return Budget(
+        rollout = json.loads(read_regular(run / "recipe.json"))["rollout"]
+        budget = Budget(
             steps=rollout["max_steps"],
             tokens=rollout["max_tokens"],
             turn_tokens=rollout["max_turn_tokens"],
@@ -198,6 +199,9 @@ def _recipe_budget(run: Path) -> Budget:
             wall_s=rollout["trajectory_timeout_s"],
             generation_s=rollout["generation_timeout_s"],
         )
+        if wrong := misfit(budget, Budget):
+            raise ValueError(wrong)
+        return budget
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise StoreError(f"{run}/recipe.json cannot be read ({error}), so that the budget is unknown") from error
 
@@ -209,7 +213,7 @@ def read_report(path: Path, *, name: str = "") -> Results:
         ConfigError: it is neither.
     """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as JSON ({error}); give a file of results") from error
     title = name or path.name.removesuffix(".json").removesuffix(".results")

@@ -90,7 +90,7 @@ class AnthropicStyle:
                     stop = event["delta"].get("stop_reason") or stop
                     usage |= {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
                 ended |= kind == "message_stop"
-        except (LookupError, AttributeError, TypeError, ValueError) as error:
+        except (LookupError, AttributeError, TypeError, ValueError, OverflowError) as error:
             raise EndpointGarbled(f"an event of the stream is none of a message ({error!r})") from error
         if stop is None or not ended:
             raise EndpointCut(f"the stream stopped after {len(events)} events without a message_stop")
@@ -107,6 +107,8 @@ class AnthropicStyle:
             stop = payload["stop_reason"]
         except (LookupError, TypeError, AttributeError) as error:
             raise EndpointGarbled(f"the answer is no message ({error!r}): {str(payload)[:200]}") from error
+        if not all(isinstance(part, str) for call in calls for part in (call.id, call.name)):
+            raise EndpointGarbled(f"the id or name of a call is no text: {str(payload)[:200]}")
         content = [block for block in blocks if block["type"] != "text" or block["text"].strip()]
         message = {"role": "assistant", "content": content} if content else self.written("", ())
         return Answer(text, thinking, calls, stop == "max_tokens", _counts(payload), message)
@@ -132,7 +134,7 @@ def _arguments(block: Payload) -> str:
 def _object(arguments: str) -> Payload:
     try:
         value = json.loads(arguments) if arguments.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"malformed": arguments}
     return value if isinstance(value, dict) else {"malformed": arguments}
 

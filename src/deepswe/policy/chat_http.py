@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from deepswe.errors import (
     EndpointBusy,
@@ -51,7 +52,7 @@ class Transport:
         self._session, self._url = session, url
 
     async def ask(self, body: Mapping[str, Any], *, timeout_s: float, idle_s: float) -> Reply:
-        """An answer, whole.
+        """An answer, whole. A redirect is not followed: it would give the key and the conversation to another place.
 
         Args:
             body: sent as JSON; `stream` in it asks for a stream.
@@ -65,7 +66,7 @@ class Transport:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._session.post(self._url, json=body, timeout=limits) as response,
+                self._session.post(self._url, json=body, timeout=limits, allow_redirects=False) as response,
             ):
                 if response.status != 200:
                     raise _refusal(self._url, response.status, await _body(response, 2000), response.headers)
@@ -111,7 +112,7 @@ async def _events(response: aiohttp.ClientResponse) -> tuple[dict[str, Any], ...
                 events.append(_checked(_object(data)))
             if size > ANSWER_BYTES:
                 raise EndpointGarbled(f"the answer has more than {ANSWER_BYTES} bytes")
-    except ValueError as error:  # a line that is longer than the buffer
+    except (ValueError, HttpProcessingError) as error:  # a line that is longer than the buffer
         raise EndpointGarbled(f"an event of the stream has more than {LINE_BYTES} bytes") from error
     return tuple(events)
 
@@ -149,6 +150,12 @@ def _refusal(url: str, status: int, body: bytes, headers: Mapping[str, str]) -> 
     error: EndpointError
     if status == 429:
         error = EndpointBusy(message)
+    elif 300 <= status < 400:
+        place = headers.get("Location", "")[:300]
+        error = EndpointRefused(
+            f"{url} answered {status}, a redirect to {place!r}, which is not followed; set endpoint.url to the address "
+            "that answers itself"
+        )
     elif status >= 500 or status in PASSING:
         error = EndpointFailed(message)
     elif status in (400, 413, 422) and any(mark in words.lower() for mark in _FULL):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,7 +72,7 @@ class OpenAIStyle:
                 for choice in event.get("choices") or ():
                     finish = choice.get("finish_reason") or finish
                     _join(message, calls, choice.get("delta") or {})
-        except (AttributeError, TypeError, KeyError, ValueError) as error:
+        except (AttributeError, TypeError, KeyError, ValueError, OverflowError) as error:
             raise EndpointGarbled(f"an event of the stream is none of a chat completion ({error})") from error
         if finish is None:
             raise EndpointCut(f"the stream stopped after {len(events)} events without a finish_reason")
@@ -90,13 +91,14 @@ class OpenAIStyle:
                 Call(
                     str(row.get("id") or f"call_{number}"),
                     row["function"]["name"],
-                    row["function"].get("arguments") or "",
+                    _arguments(row["function"]),
                 )
                 for number, row in enumerate(said.get("tool_calls") or ())
             )
         except (LookupError, TypeError, AttributeError) as error:
             raise EndpointGarbled(f"the answer is no chat completion ({error!r}): {str(payload)[:200]}") from error
-        if not all(isinstance(part, str) for part in (text, thinking, *(c.name + c.arguments for c in calls))):
+        parts = (text, thinking, *(call.name for call in calls), *(call.arguments for call in calls))
+        if not all(isinstance(part, str) for part in parts):
             raise EndpointGarbled(f"a text of the answer is no text: {str(payload)[:200]}")
         return Answer(
             text, thinking, calls, choice.get("finish_reason") == "length", _counts(payload), self.written(text, calls)
@@ -110,8 +112,15 @@ def _join(message: Payload, calls: dict[int, Payload], delta: Payload) -> None:
     for row in delta.get("tool_calls") or ():
         call = calls.setdefault(int(row.get("index", 0)), {"id": "", "function": {"name": "", "arguments": ""}})
         call["id"] = row.get("id") or call["id"]
-        for name in ("name", "arguments"):
-            call["function"][name] += (row.get("function") or {}).get(name) or ""
+        function = row.get("function") or {}
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += _arguments(function)
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    """The arguments of a call as JSON text, also where a server sends the object itself."""
+    given = function.get("arguments") or ""
+    return json.dumps(given) if isinstance(given, dict) else given
 
 
 def _counts(payload: Payload) -> Counts | None:

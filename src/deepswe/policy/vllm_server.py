@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from deepswe.errors import PolicyError
@@ -53,12 +54,14 @@ class VllmServer:
             ServerFailed: it does not answer.
             PolicyError: it serves no such model, or several and none is named.
         """
-        served = (await self.get("/v1/models"))["data"]
-        found = [entry for entry in served if model in ("", entry["id"])]
+        answer = await self.get("/v1/models")
+        with _understood(self.address):
+            served = [(str(entry["id"]), int(entry.get("max_model_len") or 1 << 30)) for entry in answer["data"]]
+        found = [entry for entry in served if model in ("", entry[0])]
         if len(found) != 1:
-            names = ", ".join(entry["id"] for entry in served) or "none"
+            names = ", ".join(name for name, _ in served) or "none"
             raise PolicyError(f"{self.address} serves {names}; name one of them by engine.vllm.model (it is {model!r})")
-        self.model, self.context = found[0]["id"], int(found[0].get("max_model_len") or 1 << 30)
+        self.model, self.context = found[0]
 
     async def complete(self, body: Mapping[str, Any], on_tokens: OnTokens, *, silence_s: float) -> str:
         """Stream one completion.
@@ -80,7 +83,8 @@ class VllmServer:
         self.load += 1
         try:
             async with asyncio.timeout(silence_s) as quiet:
-                async with self._session.post(f"{self.address}/v1/completions", json=request) as response:
+                url = f"{self.address}/v1/completions"
+                async with self._session.post(url, json=request, allow_redirects=False) as response:
                     await self._check(response, "/v1/completions")
                     async for line in response.content:
                         quiet.reschedule(asyncio.get_running_loop().time() + silence_s)
@@ -88,12 +92,13 @@ class VllmServer:
                             continue
                         if line[5:].strip() == b"[DONE]":
                             break
-                        finish = self._read_chunk(line[5:], on_tokens, request) or finish
+                        with _understood(self.address):
+                            finish = self._read_chunk(line[5:], on_tokens, request) or finish
         except TimeoutError as error:
             if not quiet.expired():
                 raise ServerFailed(f"{self.address}: {error}") from error
             raise ServerFailed(f"{self.address} has said nothing for {silence_s:.0f} s") from error
-        except (self._aiohttp.ClientError, ConnectionError) as error:
+        except (self._aiohttp.ClientError, self._aiohttp.http.HttpProcessingError, ConnectionError) as error:
             raise ServerFailed(f"{self.address} broke off: {type(error).__name__}: {error}") from error
         finally:
             self.load -= 1
@@ -132,8 +137,9 @@ class VllmServer:
         """
         body = {"model": self.model, "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = await self.post("/v1/completions", body)
-        entries = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs")
-        return [float(entry[str(token)]["logprob"]) for entry, token in zip(entries[1:], tokens[1:], strict=True)]
+        with _understood(self.address):
+            entries = answer["choices"][0].get("prompt_logprobs") or answer.get("prompt_logprobs")
+            return [float(entry[str(token)]["logprob"]) for entry, token in zip(entries[1:], tokens[1:], strict=True)]
 
     async def get(self, path: str) -> Any:
         """GET as JSON; nothing for an empty answer."""
@@ -152,9 +158,10 @@ class VllmServer:
         try:
             async with asyncio.timeout(timeout_s):
                 options = {} if body is None else {"json": dict(body)}
-                async with self._session.request(method, f"{self.address}{path}", **options) as response:
+                url = f"{self.address}{path}"
+                async with self._session.request(method, url, allow_redirects=False, **options) as response:
                     await self._check(response, path)
-                    text = await response.text()
+                    text = await response.text(errors="replace")
         except TimeoutError as error:
             raise ServerFailed(f"{self.address}{path} has not answered within {timeout_s:.0f} s") from error
         except (self._aiohttp.ClientError, ConnectionError) as error:
@@ -163,9 +170,15 @@ class VllmServer:
 
     async def _check(self, response: Any, path: str) -> None:
         """Turn a status into an error."""
-        if response.status < 400:
+        if response.status < 300:
             return
-        text = (await response.text())[:2000]
+        if response.status < 400:
+            place = response.headers.get("Location", "")[:300]
+            raise PolicyError(
+                f"{self.address}{path} answered {response.status}, a redirect to {place!r}, which is not followed; "
+                "give that server's address in engine.vllm.servers"
+            )
+        text = (await response.text(errors="replace"))[:2000]
         said = _message(_decoded(text.encode(), self.address)) if text.startswith("{") else text[:300]
         if response.status >= 500 or response.status == 429:
             raise ServerFailed(f"{self.address}{path}: {response.status} {said}")
@@ -176,10 +189,19 @@ class VllmServer:
         raise PolicyError(f"{self.address}{path}: {response.status} {said}")
 
 
+@contextmanager
+def _understood(address: str) -> Iterator[None]:
+    """What a server answers is read inside; an answer of another shape is a failure of the server."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        raise ServerFailed(f"{address} answered with something else than was asked for ({error!r})") from error
+
+
 def _decoded(data: bytes, address: str) -> Any:
     try:
         return json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ServerFailed(f"{address} answered no JSON: {data[:80]!r}") from error
 
 

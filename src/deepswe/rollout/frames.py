@@ -22,6 +22,7 @@ from typing import BinaryIO
 import zstandard
 
 from deepswe.errors import StoreError
+from deepswe.regular import open_regular
 
 LEVEL = 5
 """Of compression: 3 leaves 6% more and takes half the time, 7 saves 2% and takes half as long again."""
@@ -131,7 +132,7 @@ def count_frames(path: Path, offset: int = 0) -> tuple[int, int]:
         StoreError: as `read_frames`.
     """
     count = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for frame in read_frames(file, offset):
             count, offset = count + 1, frame.offset + len(frame.data)
     return count, offset

@@ -48,7 +48,7 @@ class Ledger:
         for number, line in enumerate(lines, start=1):
             try:
                 self._note(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise StoreError(f"{path}:{number} is no entry of this ledger: {error}") from error
 
     def open_group(self, number: int, step: int) -> None:

@@ -18,10 +18,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError
+from deepswe.regular import open_regular, read_regular
 from deepswe.rollout.frames import (
     Entry,
     Frame,
@@ -39,6 +40,7 @@ from deepswe.types import Ending, Trajectory
 _COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.(?:zst|jsonl)")
 PARTIAL = ".partial.zst"
 """How the names of segments in flight end."""
+_ABANDONED = re.compile(r"-(\d{4,})\.(?:zst|jsonl)$")
 _OLD, _OLD_PARTIAL = ".jsonl", ".partial.jsonl"
 
 
@@ -154,9 +156,9 @@ class TrajectoryStore:
             return None
         if path.suffix == _OLD:
             begins = f'{{"task_id":{json.dumps(task_id)},"attempt":{attempt},'.encode()
-            with path.open("rb") as lines:
+            with _opened(path) as lines:
                 return next(_lines(path, (line for line in lines if line.startswith(begins))), None)
-        with path.open("rb") as file, _named(path):
+        with _opened(path) as file, _named(path):
             if path not in self._places:  # it never changes
                 self._places[path] = {(name, number): offset for name, number, offset in read_index(file)}
             offset = self._places[path].get((task_id, attempt))
@@ -192,7 +194,7 @@ class TrajectoryStore:
         return next((path for path in paths if path.exists()), None)
 
     def _read(self, path: Path) -> Iterator[Trajectory]:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             if path.suffix == _OLD:
                 yield from _lines(path, file)
                 return
@@ -212,7 +214,7 @@ class TrajectoryStore:
         kept = [n for n, (_, t) in enumerate(found) if t.ending is not Ending.ERROR or t.task_id in settled]
         if len(kept) == len(found):
             return found
-        self._attic(partial).write_bytes(partial.read_bytes())
+        self._attic(partial).write_bytes(read_regular(partial))
         write_atomically(partial, b"".join(frames[number].data for number in kept))
         places = (frame.offset for frame in _frames(partial))
         return [(offset, found[number][1]) for offset, number in zip(places, kept, strict=True)]
@@ -232,20 +234,31 @@ class TrajectoryStore:
         os.rename(old, self._attic(old))
 
     def _attic(self, partial: Path) -> Path:
-        """A new name in `abandoned`."""
+        """A new name in `abandoned`: numbered after the highest that is there."""
         attic = self.directory / "abandoned"
         attic.mkdir(exist_ok=True)
-        return attic / f"{partial.stem}-{len(list(attic.iterdir())):04d}{partial.suffix}"
+        numbers = (int(match[1]) for path in attic.iterdir() if (match := _ABANDONED.search(path.name)))
+        return attic / f"{partial.stem}-{max(numbers, default=-1) + 1:04d}{partial.suffix}"
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = open_regular(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}; move the file away") from error
+    with file:
+        yield file
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    data = path.read_bytes()
+    data = read_regular(path)
     return data[: data.rfind(b"\n") + 1].splitlines()
 
 
 def _frames(partial: Path) -> Iterator[Frame]:
     if partial.exists():
-        with partial.open("rb") as file, _named(partial):
+        with _opened(partial) as file, _named(partial):
             yield from read_frames(file)
 
 

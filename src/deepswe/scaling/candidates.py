@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deepswe.errors import ConfigError
+from deepswe.regular import read_regular
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.scaling.patches import patch_key
 from deepswe.types import Graded, Message, Trajectory
@@ -175,7 +176,7 @@ def _prediction(place: str, row: Any) -> Candidate | Refused:
 
 def _read_trajectory_file(path: Path) -> Candidate | Refused:
     try:
-        record = json.loads(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        record = json.loads(read_regular(path).decode("utf-8", "surrogateescape"))
     except (OSError, ValueError, RecursionError) as error:
         return Refused(str(path), f"cannot be read as JSON ({error})")
     info = record.get("info") if isinstance(record, dict) else None

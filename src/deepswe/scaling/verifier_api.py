@@ -84,7 +84,7 @@ class ApiJudge:
 
             async def one(reading: Reading) -> float | None:
                 async with gate:
-                    return read_answer(await self._ask(session, reading))
+                    return _read(await self._ask(session, reading))
 
             asked = [asyncio.create_task(one(reading)) for reading in readings]
             try:
@@ -123,8 +123,11 @@ class ApiJudge:
     async def _post(self, session: Any, url: str, body: Any, headers: Mapping[str, str]) -> tuple[int, str]:
         """Status and text; status 0 where no answer came."""
         try:
-            async with session.post(url, json=body, headers=headers) as response:
-                return int(response.status), str(await response.text())
+            async with session.post(url, json=body, headers=headers, allow_redirects=False) as response:
+                if 300 <= response.status < 400:
+                    place = response.headers.get("Location", "")[:120]
+                    return int(response.status), f"a redirect to {place!r}, which is not followed; give its address"
+                return int(response.status), str(await response.text(errors="replace"))
         except (self._http.ClientError, OSError, TimeoutError) as error:
             return 0, f"{type(error).__name__} {error}"
 
@@ -132,11 +135,18 @@ class ApiJudge:
 def _choice(text: str, url: str) -> Mapping[str, Any]:
     try:
         choice = json.loads(text)["choices"][0]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise PolicyError(f"verifier {url} answered with no chat completion: {text[:200]}") from error
     if not isinstance(choice, Mapping):
         raise PolicyError(f"verifier {url} answered with a choice that is no object: {text[:200]}")
     return choice
+
+
+def _read(choice: Mapping[str, Any]) -> float | None:
+    try:
+        return read_answer(choice)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PolicyError(f"the verifier's log-probs cannot be read ({error}): {str(choice)[:200]}") from error
 
 
 def read_answer(choice: Mapping[str, Any]) -> float | None:

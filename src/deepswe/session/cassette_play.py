@@ -16,6 +16,7 @@ from deepswe.envs.base import Environment, HasId, Outcome, Suite, Verdict
 from deepswe.errors import ConfigError, DeepsweError, EnvironmentFault, PolicyError
 from deepswe.policy.base import Completion, ObservationRole, Renderer, Sampling
 from deepswe.policy.scripted import ByteRenderer
+from deepswe.regular import read_regular
 from deepswe.rollout.attempt import Attempt
 from deepswe.rollout.scheduler import Scheduler
 from deepswe.session.cassette import (
@@ -106,8 +107,10 @@ def load_tape(path: Path) -> Tape:
         ConfigError: it is none.
     """
     try:
-        lines = path.read_bytes().splitlines(keepends=True)
+        lines = read_regular(path).splitlines(keepends=True)
         rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+        if not rows:
+            raise ValueError("it has not one whole line")
         tape = Tape(rows[0])
         if wrong := misfit_in_record(rows[0], {"kind": str, "version": int}, "line 1"):
             raise ValueError(wrong)

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,9 +24,12 @@ from deepswe.policy.chat_http import open_transport
 from deepswe.policy.chat_openai import OpenAIStyle
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.session.evaluate import Actor, Stage
+from deepswe.shapes import misfit_in_record
 
 STYLES: dict[str, Callable[[], Style]] = {"openai": OpenAIStyle, "anthropic": AnthropicStyle}
 REQUESTS = "requests.jsonl"
+MOST_DOLLARS = 1e12
+"""More than any request can have cost."""
 
 
 def endpoint_actor(config: EndpointConfig) -> Actor:
@@ -105,19 +108,39 @@ def _check_honoured(recipe: Recipe) -> None:
         )
 
 
-def _row(line: bytes) -> dict[str, Any] | None:
-    """A line of the record; None for an empty or a torn one."""
-    try:
-        row: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return None
-    return row
+def _cost(line: bytes) -> tuple[str, float]:
+    """The trajectory and the dollars of a line of the record.
+
+    Raises:
+        ValueError: it is no request.
+    """
+    row = json.loads(line)
+    if wrong := misfit_in_record(row, {"trajectory": str, "usage": Mapping[str, Any] | None}):
+        raise ValueError(wrong)
+    usage = {"dollars": 0.0} if row["usage"] is None else row["usage"]
+    if wrong := misfit_in_record(usage, {"dollars": float}, "usage"):
+        raise ValueError(wrong)
+    if not 0.0 <= usage["dollars"] <= MOST_DOLLARS:
+        raise ValueError(f"usage.dollars is {usage['dollars']}")
+    return row["trajectory"], usage["dollars"]
 
 
 def spent(path: Path, phase: str) -> float:
-    """Dollars that the answers of a phase have cost, by the record of requests; a torn last line is left out."""
-    rows = (row for row in map(_row, read_lines(path)[0]) if row is not None)
-    return math.fsum(row["usage"]["dollars"] for row in rows if row["usage"] and row["trajectory"].startswith(phase))
+    """Dollars that the answers of a phase have cost, by the record of requests; a torn last line is left out.
+
+    Raises:
+        StoreError: a line is no request, so that it is unknown what was spent.
+    """
+    costs = []
+    for number, line in enumerate(read_lines(path)[0], start=1):
+        try:
+            trajectory, dollars = _cost(line) if line else ("", 0.0)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(
+                f"{path}:{number} is no request ({error}); repair the line, or take it out, and its cost is not counted"
+            ) from error
+        costs.append(dollars if trajectory.startswith(phase) else 0.0)
+    return math.fsum(costs)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from deepswe.evaluation.sweep import Cut, Knob, SweepPoint, cut
 from deepswe.policy.base import Completion, Sampling
 from deepswe.policy.scripted import ByteRenderer
 from deepswe.progress import Progress
+from deepswe.regular import read_regular
 from deepswe.rollout.attempt import Attempt
 from deepswe.rollout.scheduler import Scheduler
 from deepswe.session.evaluate import COUNTLESS, Actor, Listed, Plan, run_evaluation
@@ -66,7 +67,7 @@ def run_sweep(
 def _recipe_of(run: Path) -> Recipe:
     path = run / "recipe.json"
     try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
+        tree = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path} cannot be read ({error}); without it no attempt can be played again") from error
     return build_recipe(tree, origin=str(path))

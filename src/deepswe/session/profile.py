@@ -87,7 +87,7 @@ def write_profile(path: Path, row: Mapping[str, float]) -> dict[str, float]:
         try:
             before = json.loads(path.read_text(encoding="utf-8"))
             whole = {name: seconds + float(before[name]) for name, seconds in row.items()}
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunError(f"{path} is no profile ({error}); move it away") from error
     total = max(whole["wall_s"], 1e-9)
     shares = {f"{part}_share": whole[f"{part}_s"] / total for part in (*PARTS, "ours")}

@@ -178,8 +178,9 @@ async def _until_healthy(session: Any, address: str, process: asyncio.subprocess
 
 async def _is_healthy(session: Any, address: str) -> bool:
     aiohttp = optional_module("aiohttp", "vllm", "talk to vLLM servers")
+    limit = aiohttp.ClientTimeout(total=5)
     try:
-        async with session.get(f"{address}/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+        async with session.get(f"{address}/health", timeout=limit, allow_redirects=False) as response:
             return bool(response.status == 200)
     except (aiohttp.ClientError, OSError, TimeoutError):
         return False

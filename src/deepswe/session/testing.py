@@ -217,7 +217,7 @@ class CheckBook:
         for number, line in enumerate(lines, start=1):
             try:
                 found = load_checks(json.loads(line))
-            except (ValueError, TaskError) as error:
+            except (ValueError, RecursionError, TaskError) as error:
                 raise TaskError(f"{path}:{number}: {error}") from error
             checks[found.task_id] = found
         return cls(path, checks)

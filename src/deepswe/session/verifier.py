@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from deepswe.config import ImitationConfig, ModelConfig, TrainingConfig
 from deepswe.errors import ConfigError
+from deepswe.policy.checkpoints import EXPORT, damage
 from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel, load_policy_model
 from deepswe.policy.render import Renderer as ChatRenderer
@@ -31,7 +32,7 @@ from deepswe.session.interrupt import run_to_end
 from deepswe.training.checkpoint import latest, save_checkpoint
 from deepswe.training.imitation import Imitation
 from deepswe.training.lora import add_lora
-from deepswe.training.run import RunDirectory, own_run, write_json
+from deepswe.training.run import RunDirectory, own_run, read_json, write_json
 
 CARD = "verifier.json"
 """Beside a verifier's weights: how it is to be asked, and what it was worth."""
@@ -59,8 +60,7 @@ def train_verifier(recipe: VerifierRecipe, *, resume: bool, progress: Progress) 
     with own_run(recipe, resume=resume) as run:
         if not run.summary.exists():
             run_to_end(_Trainer(recipe, run, progress).train())
-        summary: dict[str, Any] = json.loads(run.summary.read_text(encoding="utf-8"))
-        return summary
+        return read_json(run.summary)
 
 
 def read_runs(recipe: VerifierRecipe) -> list[Candidate]:
@@ -202,6 +202,8 @@ def load_verifier(directory: Path, *, threads: int = 0) -> ModelJudge:
             f"{directory} holds no trained verifier ({card.name}: {error}); give the run directory of "
             "`deepswe verifier train`, and end that with --resume if it was interrupted"
         ) from error
+    if wrong := damage(Path(model.path).parent, EXPORT):
+        raise ConfigError(f"the model of {directory} is damaged: {wrong}; restore it, or train the verifier again")
     _settle(threads)
     loaded = _load(model, (), 0)
     return ModelJudge(loaded.model, _prompter(loaded, prompt), prior=prior, bfloat16=said["dtype"] == "bfloat16")

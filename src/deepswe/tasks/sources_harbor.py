@@ -40,7 +40,7 @@ def harbor_rows(root: Path) -> Iterator[Row]:
     for number, directory in enumerate(found, 1):
         try:
             yield Row(number, _read(directory))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             yield Row(number, {"instance_id": directory.name}, f"the directory cannot be read: {error}")
 
 

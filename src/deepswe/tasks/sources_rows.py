@@ -11,6 +11,7 @@ from typing import Any
 
 from deepswe.errors import StoreError, TaskError
 from deepswe.optional import optional_module
+from deepswe.regular import read_regular
 from deepswe.tasks.patches import touched_paths
 
 
@@ -140,7 +141,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         ConfigError: the library for the format is not installed.
     """
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     if path.name.endswith(".zst"):

@@ -34,6 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError, TaskError
 from deepswe.optional import optional_module
+from deepswe.regular import read_regular
 from deepswe.tasks.task import HiddenTests, Measured, Task, TaskSet
 
 FORMATS: Final = (".parquet", ".jsonl.zst", ".jsonl")
@@ -79,7 +80,7 @@ def load_task_set(path: Path) -> TaskSet:
     """
     ending = file_format(path)
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise StoreError(f"task set {path} cannot be read: {error.strerror}") from error
     if ending == ".jsonl.zst":

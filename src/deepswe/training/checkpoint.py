@@ -4,7 +4,7 @@
     learner.pt      what `Learner.state_dict()` gave
     state.json      the caller's own state
     model/          the model and tokenizer as `save_pretrained` writes them, for use elsewhere
-    manifest.json   the step, and the size of every other file; written last
+    manifest.json   the step, and the size and SHA-256 of every other file; written last
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from deepswe.errors import TrainingError, boundary
-from deepswe.policy.checkpoints import EXPORT, MANIFEST, complete_steps
+from deepswe.policy.checkpoints import EXPORT, MANIFEST, complete_steps, hashes_of, newest_whole
 from deepswe.training.checkpoint_export import export_model
 
 _LEARNER, _STATE = "learner.pt", "state.json"
@@ -126,8 +126,9 @@ def _places(directory: Path, step: int) -> tuple[Path, Path]:
 
 
 def latest(directory: Path) -> Checkpoint | None:
-    """The complete checkpoint of the highest step, or None."""
-    return next(iter(reversed(all_checkpoints(directory))), None)
+    """The checkpoint of the highest step that is as it was written, or None; a damaged one is named in a warning."""
+    found = newest_whole(directory)
+    return None if found is None else Checkpoint(found[1], found[0])
 
 
 def all_checkpoints(directory: Path) -> list[Checkpoint]:
@@ -141,7 +142,8 @@ def _seal(path: Path, step: int) -> None:
     for file in files:
         _flush(file)
     sizes = {str(file.relative_to(path)): file.stat().st_size for file in files}
-    (path / MANIFEST).write_text(json.dumps({"step": step, "sizes": sizes}, indent=2) + "\n", encoding="utf-8")
+    manifest = {"step": step, "sizes": sizes, "sha256": hashes_of(path, sizes)}
+    (path / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     _flush(path / MANIFEST)
     for folder in {file.parent for file in files} | {path}:
         _flush(folder)

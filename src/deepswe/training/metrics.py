@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from deepswe.errors import StoreError
 from deepswe.jsonl import append_line, read_lines
+from deepswe.shapes import misfit_in_record
 
 Row = dict[str, Any]
 
@@ -17,16 +18,16 @@ def read_rows(path: Path) -> list[Row]:
     """All whole rows of a metrics file; none if there is no file. A torn last line is left out.
 
     Raises:
-        StoreError: a whole line is not a JSON object.
+        StoreError: a whole line is no object with a kind and a step.
     """
     rows: list[Row] = []
     for number, line in enumerate(read_lines(path)[0], start=1):
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}:{number} is not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise StoreError(f"{path}:{number} is {type(row).__name__}, not an object")
+        if wrong := misfit_in_record(row, {"kind": str, "step": int}):
+            raise StoreError(f"{path}:{number} is no row of a run's metrics: {wrong}")
         rows.append(row)
     return rows
 

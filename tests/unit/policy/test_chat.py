@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+from aiohttp import web
 from tests.endpoint_server.faults import FAULTS, Faults
 from tests.endpoint_server.server import KEY, Endpoint, serve
 from tests.endpoint_server.solver import Solver
@@ -252,3 +253,91 @@ def test_an_answer_that_never_ends_is_left_at_its_longest_length(monkeypatch: py
 def test_an_answer_that_is_nested_too_deeply_is_garbled() -> None:
     with pytest.raises(EndpointGarbled):
         chat_http._object(b"[" * 200_000)
+
+
+async def asked(answer: Callable[[web.Request], Awaitable[web.StreamResponse]], headers: Mapping[str, str]) -> Any:
+    """One request to a server that answers so."""
+    app = web.Application()
+    app.router.add_post("/v1/messages", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        async with open_transport(f"http://127.0.0.1:{runner.addresses[0][1]}/v1/messages", headers) as transport:
+            return await transport.ask({"messages": ["secret"]}, timeout_s=20.0, idle_s=20.0)
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_refused_and_neither_key_nor_conversation_goes_elsewhere(status: int) -> None:
+    seen: list[str] = []
+
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append((await reader.read(1 << 16)).decode())
+        writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as other:
+            place = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}/v1/messages"
+
+            async def send_away(request: web.Request) -> web.Response:
+                return web.Response(status=status, headers={"Location": place})
+
+            with pytest.raises(EndpointRefused, match=rf"{status}, a redirect to '{place}'.*set endpoint\.url"):
+                await asked(send_away, AnthropicStyle().headers("secret"))
+
+    asyncio.run(run())
+    assert seen == []
+
+
+def test_an_event_that_is_longer_than_the_buffer_is_garbled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_http, "LINE_BYTES", 1 << 12)
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b'data: {"text": "' + b"x" * (1 << 17) + b'"}\n\n')
+        return response
+
+    with pytest.raises(EndpointGarbled, match="an event of the stream has more than 4096 bytes"):
+        asyncio.run(asked(stream, {}))
+
+
+def completion(name: Any, arguments: Any) -> dict[str, Any]:
+    call = {"id": "a", "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"choices": [{"message": {"content": "", "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("search", 5), ("search", ["a"]), ({"a": 1}, "{}"), (5, 5)])
+def test_a_call_whose_name_or_arguments_are_no_text_is_garbled(name: Any, arguments: Any) -> None:
+    with pytest.raises(EndpointGarbled, match="no text"):
+        OpenAIStyle().read(completion(name, arguments))
+    block = {"type": "tool_use", "id": "a", "name": name, "input": {}}
+    if not isinstance(name, str):
+        with pytest.raises(EndpointGarbled, match="no text"):
+            AnthropicStyle().read({"content": [block], "stop_reason": "tool_use"})
+
+
+def test_arguments_that_come_as_an_object_are_taken_as_their_text() -> None:
+    (call,) = OpenAIStyle().read(completion("search", {"search_term": "x"})).calls
+    assert call == Call("a", "search", '{"search_term": "x"}')
+    delta = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "search", "arguments": {"search_term": "x"}}}]}
+    whole = OpenAIStyle().whole([{"choices": [{"delta": delta, "finish_reason": "tool_calls"}]}])
+    assert OpenAIStyle().read(whole).calls == (call,)
+
+
+@pytest.mark.parametrize("index", [float("inf"), float("nan"), "first", None])
+def test_an_index_that_is_no_number_is_garbled(index: Any) -> None:
+    delta = {"tool_calls": [{"index": index, "function": {"name": "search"}}]}
+    with pytest.raises(EndpointGarbled):
+        OpenAIStyle().whole([{"choices": [{"delta": delta, "finish_reason": "stop"}]}])
+    with pytest.raises(EndpointGarbled):
+        AnthropicStyle().whole([{"type": "content_block_start", "index": index, "content_block": {"type": "text"}}])
+
+
+def test_arguments_that_are_nested_too_deeply_are_malformed_and_no_failure() -> None:
+    block = {"type": "tool_use", "id": "a", "name": "search", "partial_json": "[" * 200_000}
+    answer = AnthropicStyle().read({"content": [block], "stop_reason": "tool_use"})
+    assert list(answer.message["content"][0]["input"]) == ["malformed"]

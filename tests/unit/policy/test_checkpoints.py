@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -43,6 +44,35 @@ def test_a_run_stands_for_its_newest_whole_checkpoint_and_step_0_for_its_start(r
         exported_model(f"{run}@40")
     with pytest.raises(ConfigError, match="write RUN@STEP"):
         exported_model(f"{run}@last")
+
+
+def sealed(run: Path, step: int) -> Path:
+    """A checkpoint with hashes, of a model of one file; its export."""
+    export = checkpoint(run, "training", step)
+    (export / "weights").write_bytes(b"weights")
+    sizes = {"state.json": 2, "model/weights": 7}
+    kept = {name: hashlib.sha256((export.parent / name).read_bytes()).hexdigest() for name in sizes}
+    (export.parent / "manifest.json").write_text(json.dumps({"step": step, "sizes": sizes, "sha256": kept}))
+    return export
+
+
+def test_a_model_whose_bytes_changed_is_refused_by_its_step_and_passed_over_where_none_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older, newer = sealed(tmp_path, 1), sealed(tmp_path, 2)
+    assert exported_model(str(tmp_path)) == exported_model(f"{tmp_path}@2") == newer
+    (newer / "weights").write_bytes(b"weightz")
+    with pytest.raises(ConfigError, match=r"step-00000002 is damaged: model/weights has other bytes.*name another"):
+        exported_model(f"{tmp_path}@2")
+    assert exported_model(str(tmp_path)) == older
+    assert f"{newer.parent} is damaged and passed over: model/weights has other bytes" in caplog.text
+
+
+def test_the_training_has_the_word_where_the_start_is_of_the_same_step(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "start", 0)
+    assert exported_model(str(tmp_path)) == tmp_path / "checkpoints" / "start" / "step-00000000" / "model"
+    trained = checkpoint(tmp_path, "training", 0)
+    assert exported_model(str(tmp_path)) == exported_model(f"{tmp_path}@0") == trained
 
 
 def test_a_checkpoint_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -169,3 +169,53 @@ def test_a_cancelled_turn_is_ended_on_the_server() -> None:
                     await asyncio.sleep(0.01)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "words"),
+    [
+        ("/v1/models", web.Response(status=307, headers={"Location": "http://127.0.0.1:9"}), "redirect to 'http://127"),
+        ("/v1/models", web.json_response(["toy"]), "something else than was asked for"),
+        ("/v1/models", web.json_response({"data": [{"id": "toy", "max_model_len": "long"}]}), "something else than"),
+    ],
+)
+def test_a_server_that_answers_otherwise_is_one_error(path: str, answer: web.Response, words: str) -> None:
+    async def run() -> None:
+        async def answering(request: web.Request) -> web.Response:
+            return answer
+
+        app = web.Application()
+        app.router.add_get(path, answering)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            with pytest.raises(PolicyError, match=words):
+                async with VllmPolicy(VllmConfig(servers=(address,))):
+                    pass
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "line", [b"x" * 300_000, b'{"choices": [5]}', b'{"choices": [{"logprobs": {"tokens": ["x"]}}]}']
+)
+def test_a_stream_that_cannot_be_read_is_the_servers_failure(line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_module, "READ_BYTES", 1 << 12)
+
+    class Garbling(FakeVllm):
+        async def stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            await response.write(b"data: " + line + b"\n\n")
+            return response
+
+    async def run() -> None:
+        async with serving(Garbling()) as address, VllmPolicy(VllmConfig(servers=(address,), retries=0)) as engine:
+            with pytest.raises(PolicyError, match=r"broke off|something else than was asked for"):
+                await engine.generate("a", PROMPT, greedy(3), timeout_s=20)
+
+    asyncio.run(run())

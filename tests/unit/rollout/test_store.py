@@ -276,3 +276,18 @@ def test_a_record_with_a_value_of_the_wrong_kind_is_refused_by_its_name(change: 
     record = json.loads(dump_trajectory(trajectory())) | change
     with pytest.raises(StoreError, match=said):
         load_trajectory(json.dumps(record))
+
+
+def test_what_is_abandoned_replaces_no_older_record_also_where_one_was_deleted(tmp_path: Path) -> None:
+    store, attic = TrajectoryStore(tmp_path), tmp_path / "trajectories" / "abandoned"
+    for text in ("first", "second", "third"):
+        segment, _ = store.begin("train", 0, keep=False)
+        with segment:
+            segment.append(trajectory("a", text=text))
+    store.begin("train", 0, keep=False)[0].__exit__(None, None, None)
+    assert [path.name[-8:] for path in sorted(attic.iterdir())] == ["0000.zst", "0001.zst", "0002.zst"]
+    next(attic.glob("*-0000.zst")).unlink()
+    kept = {path.name: path.read_bytes() for path in attic.iterdir()}
+    store.begin("train", 0, keep=False)[0].__exit__(None, None, None)
+    assert {name: (attic / name).read_bytes() for name in kept} == kept
+    assert sorted(path.name[-8:] for path in attic.iterdir()) == ["0001.zst", "0002.zst", "0003.zst"]

@@ -29,7 +29,8 @@ async def server(answer: Callable[[Mapping[str, Any], int], tuple[int, Any]]):
     async def handle(request: web.Request) -> web.Response:
         seen.append({**await request.json(), "authorization": request.headers.get("Authorization", "")})
         status, body = answer(seen[-1], len(seen))
-        return web.json_response(body, status=status)
+        headers = {"Location": "http://127.0.0.1:9/v1"} if 300 <= status < 400 else {}
+        return web.json_response(body, status=status, headers=headers)
 
     app = web.Application()
     app.router.add_post("/v1/chat/completions", handle)
@@ -124,6 +125,8 @@ def test_a_failure_for_the_moment_is_tried_again() -> None:
     [
         (401, {"error": "no key"}, "answered 401", 1),
         (503, {}, "answered 503", 2),
+        (307, {}, "answered 307: a redirect to 'http://127.0.0.1:9/v1', which is not followed", 1),
+        (200, {"choices": [{"logprobs": "many"}]}, "log-probs cannot be read", 1),
         (200, {"choices": []}, "no chat completion", 1),
         (200, {"choices": ["YES"]}, "no object", 1),
     ],

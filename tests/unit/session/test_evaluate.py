@@ -35,7 +35,7 @@ from deepswe.session.evaluate import (
     reference_actor,
     run_evaluation,
 )
-from deepswe.session.evaluate_remote import endpoint_actor
+from deepswe.session.evaluate_remote import endpoint_actor, spent
 from deepswe.session.evaluate_sweep import run_sweep
 from deepswe.tools.calls import render_call
 from deepswe.tools.catalog import TOOLS
@@ -299,3 +299,48 @@ def test_a_cassette_with_a_wrong_line_is_refused_and_the_line_is_named(
 def test_what_is_no_address_is_refused_before_anything_waits_for_it(url: str) -> None:
     with pytest.raises(ConfigError, match="is no address"):
         endpoint_actor(EndpointConfig(url=url, model="m"))
+
+
+REQUEST = b'{"trajectory": "eval_heldout_1/a", "usage": {"dollars": 0.5}}\n'
+
+
+def test_what_was_spent_is_the_sum_over_the_requests_of_a_phase(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    assert spent(path, "eval_heldout_1/") == 0.0
+    other = REQUEST.replace(b"heldout_1", b"heldout_2")
+    failed = b'{"trajectory": "eval_heldout_1/a", "usage": null}\n'
+    path.write_bytes(REQUEST + other + b"\n" + failed + REQUEST + b'{"trajectory": "eval_he')
+    assert spent(path, "eval_heldout_1/") == 1.0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{broken",
+        b"[" * 200_000,
+        b"5",
+        b"{}",
+        b'{"trajectory": 5, "usage": null}',
+        b'{"trajectory": "eval_heldout_1/a"}',
+        b'{"trajectory": "eval_heldout_1/a", "usage": 5}',
+        b'{"trajectory": "eval_heldout_1/a", "usage": {}}',
+        b'{"trajectory": "eval_heldout_1/a", "usage": {"dollars": "1"}}',
+        b'{"trajectory": "eval_heldout_1/a", "usage": {"dollars": true}}',
+        b'{"trajectory": "eval_heldout_1/a", "usage": {"dollars": NaN}}',
+        b'{"trajectory": "eval_heldout_1/a", "usage": {"dollars": Infinity}}',
+        b'{"trajectory": "eval_heldout_1/a", "usage": {"dollars": -1}}',
+    ],
+    ids=range(13),
+)
+def test_a_damaged_request_is_named_and_never_counted_as_nothing(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(REQUEST + line + b"\n" + REQUEST)
+    with pytest.raises(StoreError, match=r"requests\.jsonl:2 is no request .*take it out"):
+        spent(path, "eval_heldout_1/")
+
+
+@pytest.mark.parametrize("content", [b"", b'{"kind": "hea'])
+def test_a_cassette_without_a_whole_line_is_told_as_such(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tape.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is no cassette \(it has not one whole line\)"):
+        load_tape(tmp_path / "tape.jsonl")

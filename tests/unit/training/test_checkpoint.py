@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -52,6 +53,44 @@ def test_a_half_written_checkpoint_is_never_picked(tmp_path):
     assert latest(tmp_path).step == 1
     (latest(tmp_path).path / "manifest.json").unlink()
     assert latest(tmp_path) is None
+
+
+def flip(path):
+    """One bit of the last byte; the size stays."""
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("name", ["learner.pt", "state.json", "model/config.json"])
+def test_a_checkpoint_with_a_flipped_bit_is_passed_over_by_name(tmp_path, caplog, make_model, name):
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2, model=make_model(torch.float32))
+    assert latest(tmp_path).step == 2
+    assert caplog.text == ""
+    flip(newest.path / name)
+    assert latest(tmp_path).step == 1
+    assert f"{newest.path} is damaged and passed over: {name} has other bytes than were written" in caplog.text
+
+
+def test_the_hashes_are_those_of_the_files_and_a_manifest_of_an_earlier_version_without_them_is_read(tmp_path):
+    found = save(tmp_path, 1)
+    manifest = json.loads((found.path / "manifest.json").read_text())
+    assert manifest["sha256"] == {
+        name: hashlib.sha256((found.path / name).read_bytes()).hexdigest() for name in ("learner.pt", "state.json")
+    }
+    del manifest["sha256"]
+    (found.path / "manifest.json").write_text(json.dumps(manifest))
+    assert latest(tmp_path).learner_state()["weight"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "damaged", ["5", "{}", '{"sizes": 5}', '{"sizes": {"a": "b"}}', '{"sizes": {}, "sha256": 5}', "["]
+)
+def test_a_damaged_manifest_makes_a_checkpoint_incomplete_and_is_no_failure(tmp_path, caplog, damaged):
+    (save(tmp_path, 1).path / "manifest.json").write_text(damaged)
+    assert latest(tmp_path) is None
+    assert all_checkpoints(tmp_path) == []
+    assert "step-00000001 is damaged and passed over" in caplog.text
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):

@@ -39,8 +39,10 @@ def test_a_number_that_json_cannot_hold_is_refused(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_damaged_row_names_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b"{]", b"[" * 200_000, b"[]", b'{"step": 2}', b'{"kind": "train", "step": "2"}'])
+def test_a_damaged_row_names_its_line_for_readers_and_for_the_writer(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"kind": "train", "step": 1}\n{]\n')
-    with pytest.raises(StoreError, match=r"metrics\.jsonl:2"):
-        read_rows(path)
+    path.write_bytes(b'{"kind": "train", "step": 1}\n' + line + b"\n")
+    for read in (read_rows, MetricsLog):
+        with pytest.raises(StoreError, match=r"metrics\.jsonl:2"):
+            read(path)

@@ -92,3 +92,12 @@ def test_a_replaced_file_is_whole_and_leaves_no_temporary(tmp_path: Path) -> Non
     write_json(tmp_path / "a.json", {"x": 2})
     assert json.loads((tmp_path / "a.json").read_text()) == {"x": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("damaged", [b"{", b"\xff", b"5", b"[" * 200_000])
+def test_a_damaged_recipe_of_a_run_is_one_error(tmp_path: Path, damaged: bytes) -> None:
+    with own_run(recipe(tmp_path), resume=False) as run:
+        run.metrics.write_text("{}\n")
+        run.recipe.write_bytes(damaged)
+    with pytest.raises(RunError, match=r"recipe\.json .*restore it"), own_run(recipe(tmp_path), resume=True):
+        pass

@@ -9,6 +9,8 @@ from deepswe.analysis.record import RunRecord
 from deepswe.analysis.viewer.data import Ratios
 from deepswe.errors import RunError, boundary
 from deepswe.optional import optional_module
+from deepswe.policy.checkpoints import EXPORT, damage
+from deepswe.shapes import misfit
 from deepswe.types import Trajectory
 
 
@@ -24,14 +26,13 @@ def ratios_of(run: RunRecord) -> Ratios:
     found = sorted(run.directory.glob("checkpoints/*/step-*/model/config.json"), key=lambda path: path.parts[-3])
     if not found:
         raise RunError(f"{run.directory} has no checkpoint with a model, so there are no ratios to it; leave them out")
+    if wrong := damage(found[-1].parents[1], EXPORT):
+        raise RunError(f"{found[-1].parents[1]} is damaged: {wrong}; remove it to take an older one")
     torch = optional_module("torch", "train", "compute ratios")
     transformers = optional_module("transformers", "train", "compute ratios")
     with boundary("analysis.ratios", RunError):
         model = transformers.AutoModelForCausalLM.from_pretrained(found[-1].parent, dtype=torch.float32).eval()
-    temperatures = {
-        training: float(run.recipe.get("rollout" if training else "evaluation", {}).get("temperature", 1.0))
-        for training in (True, False)
-    }
+    temperatures = {True: _temperature(run, "rollout"), False: _temperature(run, "evaluation")}
 
     def logprobs(tokens: Sequence[int], temperature: float) -> list[float]:
         """log p of each token but the first, given those before it."""
@@ -55,3 +56,10 @@ def ratios_of(run: RunRecord) -> Ratios:
         return rows
 
     return ratios
+
+
+def _temperature(run: RunRecord, section: str) -> float:
+    given = run.recipe.get(section, {}).get("temperature", 1.0)
+    if wrong := misfit(given, float, f"{section}.temperature"):
+        raise RunError(f"the recipe of {run.directory} has no temperature of its attempts: {wrong}; restore it")
+    return float(given)

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 from kubernetes_asyncio import config as cluster_config
 from kubernetes_asyncio.client import Configuration
 from kubernetes_asyncio.config import ConfigException
@@ -132,6 +133,19 @@ def _proxy(found: Configuration) -> str | None:
     return urllib.request.getproxies().get(host.scheme)
 
 
+def _staying() -> aiohttp.TraceConfig:
+    """Follow no redirect, which would give what is asked to another place; websockets have no setting for that."""
+
+    async def refuse(session: Any, context: Any, told: aiohttp.TraceRequestRedirectParams) -> None:
+        place = told.response.headers.get("Location", "")[:300]
+        words = f"it sends to {place!r}, which is not followed; name the server that answers itself in the kubeconfig"
+        raise ApiError(f"{told.method} {told.url.path}", told.response.status, "Redirect", words)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(refuse)
+    return trace
+
+
 def _trust(found: Configuration) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=found.ssl_ca_cert)
     if found.cert_file:
@@ -158,6 +172,7 @@ class Client:
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=_trust(found), limit=0),
             read_bufsize=READ_BUFFER,
+            trace_configs=[_staying()],
         )
         self._proxy = _proxy(found)
 
@@ -258,7 +273,7 @@ class Client:
                     raise _refusal(what, answer.status, answer.headers, await answer.text())
                 async for line in answer.content:
                     yield line
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, OSError, TimeoutError, ValueError) as error:
             raise ApiError(what, 0, type(error).__name__, str(error) or "nothing came in time") from error
 
     async def enter(self, pod: str, container: str, command: Sequence[str]) -> aiohttp.ClientWebSocketResponse:

@@ -44,7 +44,7 @@ class Journal:
             if json.loads(lines[0]) != {"search": self.search}:
                 raise StoreError(f"{self.path} belongs to a search with other settings; remove it to start anew")
             return tuple(_read(json.loads(line)) for line in lines[1:])
-        except (ValueError, KeyError, ValidationError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ValidationError) as error:
             raise StoreError(f"{self.path} is no journal of a search: {error}; remove it to start anew") from error
 
     def add(self, verdict: Verdict) -> None:

@@ -96,9 +96,12 @@ class LanguageWriter:
         try:
             async with (
                 http.ClientSession(timeout=http.ClientTimeout(total=endpoint.timeout_s)) as session,
-                session.post(url, json=body, headers=headers) as response,
+                session.post(url, json=body, headers=headers, allow_redirects=False) as response,
             ):
-                answer = await response.text()
+                if 300 <= response.status < 400:
+                    place = response.headers.get("Location", "")[:300]
+                    raise TaskError(f"{url} answered {response.status}, a redirect to {place!r}; give that address")
+                answer = await response.text(errors="replace")
                 if response.status != 200:
                     raise TaskError(f"{url} answered {response.status}: {answer[:200]}")
         except (http.ClientError, OSError, TimeoutError) as error:
@@ -115,7 +118,7 @@ def code_blocks(text: str) -> list[str]:
 def _content(answer: str, url: str) -> str:
     try:
         content = json.loads(answer)["choices"][0]["message"]["content"]
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise TaskError(f"{url} answered with something else than a chat completion: {answer[:200]}") from error
     if not isinstance(content, str):
         raise TaskError(f"{url} answered without a text")

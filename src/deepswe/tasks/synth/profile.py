@@ -116,7 +116,7 @@ def measure(bench: WarmBench) -> Profile:
     ever = frozenset.union(*(run.passed for run in runs))
     passing = tuple(test for test in first.statuses if test in stable)
     if len(passing) < MIN_PASSING:
-        raise refusal_of(source.recipe.name, first, len(passing))
+        raise refusal_of(source.recipe.name, first, len(passing), MIN_PASSING)
     code = set(code_files(source))
     return Profile(
         passing,

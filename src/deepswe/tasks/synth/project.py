@@ -503,7 +503,7 @@ def _read_pyproject(tree: Path) -> dict[str, Any]:
     file = tree / "pyproject.toml"
     try:
         return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ProjectRefused("does-not-build", f"pyproject.toml cannot be read: {error}") from error
 
 

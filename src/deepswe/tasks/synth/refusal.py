@@ -13,6 +13,7 @@ Reason = Literal[
     "not-found",
     "unsafe-archive",
     "no-tests",
+    "few-tests",
     "needs-network",
     "needs-display",
     "hangs",
@@ -68,15 +69,17 @@ def failure_reason(text: str) -> str:
     return "other"
 
 
-def refusal_of(name: str, run: _Run, passing: int) -> ProjectRefused:
-    """The refusal of a project whose tests fail on its own code, by what most of the failures say."""
+def refusal_of(name: str, run: _Run, passing: int, needed: int) -> ProjectRefused:
+    """The refusal of a project with fewer tests that pass on its own code than needed, by what most failures say."""
     if not run.statuses:
         return ProjectRefused("no-tests", f"{name}: pytest finds no test in its test files")
     counts = Counter(failure_reason(f"{item.error} {item.message}") for item in run.failures.values())
-    head = f"{name}: only {passing} of {len(run.statuses)} tests pass"
+    if not run.failures:
+        return ProjectRefused("few-tests", f"{name} has {passing} passing tests; at least {needed} are needed")
+    head = f"{name}: only {passing} of {len(run.statuses)} tests pass, and at least {needed} are needed"
     for reason, words in (("needs-network", "the network"), ("needs-display", "a display")):
         if counts[reason] and counts[reason] * 2 >= sum(counts.values()):
             kind: Reason = "needs-network" if reason == "needs-network" else "needs-display"
             return ProjectRefused(kind, f"{head}; {counts[reason]} fail for want of {words}, which tasks do not have")
-    first = next((f"{test}: {item.error} {item.message}".strip() for test, item in run.failures.items()), "")
+    first = next(f"{test}: {item.error} {item.message}".strip() for test, item in run.failures.items())
     return ProjectRefused("broken-tests", f"{head}; the first failure is {first[:300]!r}")

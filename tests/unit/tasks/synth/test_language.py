@@ -40,6 +40,8 @@ def model() -> Iterator[Model]:
                 answer = {"choices": [{"message": {"role": "assistant", "content": answer}}]}
             data = json.dumps(answer).encode()
             self.send_response(state.status)
+            if 300 <= state.status < 400:
+                self.send_header("Location", "http://127.0.0.1:9/v1")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -78,6 +80,7 @@ def test_report_is_rewritten_from_the_draft_alone(model: Model, monkeypatch: pyt
         ({"error": "no"}, 200, "something else than a chat completion"),
         ({"choices": [{"message": {"content": None}}]}, 200, "without a text"),
         (GOOD, 503, "answered 503"),
+        (GOOD, 307, "answered 307, a redirect to 'http://127.0.0.1:9/v1'; give that address"),
     ],
 )
 def test_answer_that_is_no_report_is_refused_and_counted(model: Model, answer: Any, status: int, words: str) -> None:
