@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Sequence, Set
 from dataclasses import asdict, fields, replace
 from itertools import accumulate, chain, pairwise
+from struct import unpack_from
 from typing import Any, Literal
 
 from deepswe.errors import StoreError
@@ -92,7 +93,7 @@ def unpack_trajectory(record: bytes) -> Trajectory:
         rest = _trajectory({**head, "spans": (), "steps": ()})
         wrong = misfit(rest, Trajectory) or _no_number(rest)
         steps, numbers = _unpack_steps(head["steps"], record, end + 1)
-        trajectory = replace(rest, spans=_unpack_spans(head["spans"], record[numbers:]), steps=steps)
+        trajectory = replace(rest, spans=_unpack_spans(head["spans"], record, numbers), steps=steps)
     except _DAMAGES as error:
         raise StoreError(f"not a packed trajectory ({error}); it begins {record[:80]!r}") from error
     if wrong:
@@ -178,19 +179,23 @@ def _pack_spans(spans: Sequence[TokenSpan]) -> tuple[list[Any], tuple[bytes, ...
     return [counts, sampled, [span.version for span in spans], wide, precision], numbers
 
 
-def _unpack_spans(columns: list[Any], numbers: bytes) -> tuple[TokenSpan, ...]:
+def _unpack_spans(columns: list[Any], record: bytes, at: int) -> tuple[TokenSpan, ...]:
+    """The spans, whose numbers begin at `at` in the record."""
     counts, sampled, versions, wide, precision = columns
     _all_are("a number of tokens or a version", {int}, counts, versions)
     _all_are("whether a span is sampled", {bool}, sampled, [wide])
-    count = sum(counts)
-    end = 2 * count
-    lower = _from_little("H", numbers[:end])
-    if wide:
-        lower, end = _widen(lower, _from_little("H", numbers[end : 2 * end])), 2 * end
-    tokens, logprobs = tuple(lower.tolist()), tuple(_from_little(precision, numbers[end:]).tolist())
+    if precision not in ("f", "d"):
+        raise ValueError(f"the precision is {precision!r}")
     own = [length if drawn else 0 for length, drawn in zip(counts, sampled, strict=True)]
-    if len(tokens) != count or len(logprobs) != sum(own):
-        raise ValueError(f"{len(tokens)} token ids and {len(logprobs)} log-probs for {count} tokens")
+    count, drawn_count = sum(counts), sum(own)
+    end = at + 2 * count * (2 if wide else 1)
+    if min(counts, default=0) < 0 or len(record) != end + drawn_count * (4 if precision == "f" else 8):
+        raise ValueError(f"{len(record) - at} bytes of numbers for {count} tokens, {drawn_count} of them sampled")
+    if wide:
+        tokens = _widen(record[at : at + 2 * count], record[at + 2 * count : end])
+    else:
+        tokens = unpack_from(f"<{count}H", record, at)
+    logprobs = unpack_from(f"<{drawn_count}{precision}", record, end)
     places = zip(pairwise(accumulate(counts, initial=0)), pairwise(accumulate(own, initial=0)), strict=True)
     return tuple(
         TokenSpan(tokens[start:end], drawn, logprobs[first:last], version)
@@ -204,11 +209,11 @@ def _all_are(what: str, kinds: Set[type], *columns: Sequence[Any]) -> None:
             raise TypeError(f"{what} is among {str(column)[:80]}")
 
 
-def _widen(lower: array[Any], upper: array[Any]) -> array[Any]:
-    whole = array("I", bytes(4 * len(lower)))
-    halves = memoryview(whole).cast("B").cast("H")
-    halves[_LOWER::2], halves[_UPPER::2] = memoryview(lower), memoryview(upper)
-    return whole
+def _widen(lower: bytes, upper: bytes) -> tuple[int, ...]:
+    """Token ids from the two halves of each, little-endian."""
+    whole = bytearray(2 * len(lower))
+    whole[0::4], whole[1::4], whole[2::4], whole[3::4] = lower[::2], lower[1::2], upper[::2], upper[1::2]
+    return unpack_from(f"<{len(lower) // 2}I", whole)
 
 
 def _narrowest(values: list[float]) -> tuple[Precision, array[float]]:
@@ -222,13 +227,3 @@ def _little(numbers: array[Any]) -> bytes:
         numbers = array(numbers.typecode, numbers)
         numbers.byteswap()
     return numbers.tobytes()
-
-
-def _from_little(kind: Literal["H"] | Precision, data: bytes) -> array[Any]:
-    if kind not in ("H", "f", "d"):
-        raise ValueError(f"the precision is {kind!r}")
-    numbers: array[Any] = array(kind)
-    numbers.frombytes(data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
