@@ -40,7 +40,7 @@ from deepswe.session.profile import (
     write_profile,
 )
 from deepswe.session.sharded import Team, follow_recipe, join_team, lead_learner, learner_options
-from deepswe.training.checkpoint import latest, save_checkpoint
+from deepswe.training.checkpoint import save_checkpoint, to_resume
 from deepswe.training.health import device_warning
 from deepswe.training.imitation import Imitation, check_tokens, choose_records, write_anew
 from deepswe.training.learner import Learner
@@ -147,7 +147,7 @@ class _Main:
         renderer = self._parts.renderer(loaded)
         learner = self._make_learner(loaded)
         start = 0
-        if checkpoint := latest(self._trained):
+        if checkpoint := to_resume(self._trained):
             if isinstance(learner, LeadingLearner):
                 learner.load(checkpoint)
             else:
@@ -166,7 +166,7 @@ class _Main:
                     tokenizer=loaded.tokenizer,
                 )
             self._save(loaded, learner, 0)
-        if learner.needs_start and (beginning := latest(self._started)):
+        if learner.needs_start and (beginning := to_resume(self._started)):
             learner.set_start(beginning.learner_state()["model"])
         weights = learner.weights if isinstance(learner, LeadingLearner) else None
         async with open_policy(self._parts, loaded, weights) as (policy, engine):
@@ -251,7 +251,7 @@ class _Main:
         imitation = Imitation(
             loaded.model, config, self._recipe.training, seed=self._recipe.run.seed, bfloat16=self._parts.autocast
         )
-        if checkpoint := latest(self._imitated):
+        if checkpoint := to_resume(self._imitated):
             imitation.load_state_dict(checkpoint.learner_state())
         if imitation.updates >= config.steps:
             return

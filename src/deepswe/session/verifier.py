@@ -29,7 +29,7 @@ from deepswe.scaling.verifier_data import DataSet, Example, make_data_set
 from deepswe.scaling.verifier_prompt import read_candidate
 from deepswe.scaling.verifier_recipe import VerifierPrompt, VerifierRecipe
 from deepswe.session.interrupt import run_to_end
-from deepswe.training.checkpoint import latest, save_checkpoint
+from deepswe.training.checkpoint import save_checkpoint, to_resume
 from deepswe.training.imitation import Imitation
 from deepswe.training.lora import add_lora
 from deepswe.training.run import RunDirectory, own_run, read_json, write_json
@@ -141,7 +141,7 @@ class _Trainer:
             seed=self._recipe.run.seed,
             bfloat16=self._recipe.model.dtype == "bfloat16",
         )
-        if checkpoint := latest(self._run.checkpoints):
+        if checkpoint := to_resume(self._run.checkpoints):
             imitation.load_state_dict(checkpoint.learner_state())
         self._progress.begin("verifier", steps)
         self._progress.advance(imitation.updates)

@@ -131,6 +131,21 @@ def latest(directory: Path) -> Checkpoint | None:
     return None if found is None else Checkpoint(found[1], found[0])
 
 
+def to_resume(directory: Path) -> Checkpoint | None:
+    """As `latest`; None only where no checkpoint was ever written, so that a run never begins anew over its records.
+
+    Raises:
+        TrainingError: there are some, and each is damaged.
+    """
+    found = latest(directory)
+    if found is None and (written := sorted(directory.glob("step-*"))):
+        raise TrainingError(
+            f"none of the {len(written)} checkpoints in {directory} is as it was written, so nothing can be resumed "
+            "from; restore one, or move the run's directory away to begin anew"
+        )
+    return found
+
+
 def all_checkpoints(directory: Path) -> list[Checkpoint]:
     """The complete checkpoints in the order of their steps; incomplete ones and other files are passed over."""
     return [Checkpoint(path, step) for step, path in complete_steps(directory)]

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 from deepswe.config import AlgorithmConfig, TrainingConfig
 from deepswe.errors import TrainingError
 from deepswe.training import checkpoint
-from deepswe.training.checkpoint import all_checkpoints, latest, save_checkpoint
+from deepswe.training.checkpoint import all_checkpoints, latest, save_checkpoint, to_resume
 from deepswe.training.learner import Learner
 
 
@@ -91,6 +91,16 @@ def test_a_damaged_manifest_makes_a_checkpoint_incomplete_and_is_no_failure(tmp_
     assert latest(tmp_path) is None
     assert all_checkpoints(tmp_path) == []
     assert "step-00000001 is damaged and passed over" in caplog.text
+
+
+def test_where_every_checkpoint_is_damaged_nothing_begins_anew(tmp_path):
+    assert to_resume(tmp_path) is None
+    for step in (1, 2):
+        (save(tmp_path, step).path / "learner.pt").write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"none of the 2 checkpoints .* move the run's directory away"):
+        to_resume(tmp_path)
+    save(tmp_path, 3, keep=5)
+    assert to_resume(tmp_path).step == 3
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
