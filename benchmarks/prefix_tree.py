@@ -30,7 +30,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from deepswe.algorithms.packing import TrainingSample, collate, make_samples, split_by_tokens
 from deepswe.algorithms.prefix import collate_tree
 from deepswe.training.forward import TokenScorer
-from deepswe.training.forward_tree import use_trees
+from deepswe.training.forward_rows import attend_along
 from deepswe.types import Ending, Graded, TokenSpan, Trajectory
 
 VOCABULARY = 2048
@@ -130,7 +130,7 @@ def trained(model: Qwen3ForCausalLM, samples: Sequence[TrainingSample], *, tree:
 def compare(samples: Sequence[TrainingSample], *, width: int, layers: int, repeats: int) -> dict[str, float]:
     """Medians of interleaved passes, and the difference of the gradients."""
     model = make_model(width, layers)
-    use_trees(model)
+    attend_along(model)
     times: dict[bool, list[float]] = {True: [], False: []}
     gradients: dict[bool, list[Tensor]] = {}
     for _ in range(repeats):
@@ -153,7 +153,7 @@ def compare(samples: Sequence[TrainingSample], *, width: int, layers: int, repea
 def exact_difference() -> float:
     """The largest difference of any gradient in float64."""
     model = make_model(64, 2, wide=True)
-    use_trees(model)
+    attend_along(model)
     samples = [*group(3, 40, 30), *stripped(2, 20, 5, 9, 6, 7)]
     pairs = zip(*(trained(model, samples, tree=tree, budget=300) for tree in (True, False)), strict=True)
     return max(float((tree - linear).abs().max()) for tree, linear in pairs)

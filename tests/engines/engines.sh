@@ -89,6 +89,10 @@ stop() {
   # Whatever mounts are left under our root, innermost first; then the files.
   awk -v root="$root/" 'index($5, root) == 1 { print $5 }' /proc/self/mountinfo | sort -r |
     while read -r place; do umount -l "$place" || true; done
+  # And the control groups that the engines made, as far as nothing is in them.
+  for group in /sys/fs/cgroup/docker /sys/fs/cgroup/libpod_parent /sys/fs/cgroup/*/docker /sys/fs/cgroup/*/libpod_parent; do
+    [ ! -d "$group" ] || find "$group" -depth -type d -exec rmdir {} + 2>/dev/null || true
+  done
   rm -rf "$root"
 }
 

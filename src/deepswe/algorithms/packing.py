@@ -1,17 +1,17 @@
 """Packing: trajectories -> training samples -> micro-batches under a token budget.
 
 Padded: samples are sorted by length and padded on the right. With causal attention a token never looks at what is right
-of it, so padding needs no mask, and attention takes its fast path; measured, this beats one packed row with a
-block-diagonal mask on a CPU, at a padding share of a few per cent.
+of it, so padding needs no mask, and attention takes its fast path.
 
-Packed: samples stand end to end in one row whose positions start anew with each; the model's attention must keep them
-apart by these (those of `transformers` do). No token is padding, so it pays where lengths differ much.
+Packed: samples stand end to end in one row whose positions start anew with each, and attention goes along each alone.
+No token is padding, so it pays where lengths differ much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -111,7 +111,7 @@ Stretch = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """A stretch of a row that is a prefix tree: the new tokens of one sample.
+    """A stretch of a row that attention goes along: the tokens of one sample, or its new ones in a prefix tree.
 
     Attributes:
         own: where they stand.
@@ -138,8 +138,9 @@ class MicroBatch:
         row_N: the sample of each trained token, in the order in which they were collated.
         turn_N: its turn.
         position_BT: positions, which start anew with each sample of a packed row; None where each row is one sample.
-        target_N, from_N, branches: of a row that is a prefix tree (`deepswe.algorithms.prefix`), the trained tokens,
-            the node whose state predicts each, and what each stretch comes after; `mask_BT` then says nothing.
+        target_N, from_N, branches: of a row of many samples, packed or a prefix tree (`deepswe.algorithms.prefix`), the
+            trained tokens, the place whose state predicts each, and what each stretch comes after; of a tree `mask_BT`
+            says nothing.
     """
 
     tokens_BT: Tensor
@@ -237,14 +238,23 @@ def collate(samples: Sequence[TrainingSample], *, packed: bool = False) -> Micro
         parts = [getattr(sample, name) for sample in samples]
         return torch.cat(parts)[None] if packed else pad_sequence(parts, batch_first=True)
 
-    return MicroBatch(
+    batch = MicroBatch(
         tokens_BT=whole("tokens_L"),
         mask_BT=whole("mask_L"),
         sampler_logp_N=trained("sampler_logp_L"),
         advantage_N=trained("advantage_L"),
         row_N=torch.cat(rows),
         turn_N=trained("turn_L"),
-        position_BT=torch.cat([torch.arange(sample.length) for sample in samples])[None] if packed else None,
+    )
+    if not packed:
+        return batch
+    ends = accumulate((sample.length for sample in samples), initial=0)
+    return replace(
+        batch,
+        position_BT=torch.cat([torch.arange(sample.length) for sample in samples])[None],
+        target_N=trained("tokens_L"),
+        from_N=batch.mask_BT[0].nonzero()[:, 0] - 1,
+        branches=tuple(Branch(own, ()) for own in pairwise(ends)),
     )
 
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from deepswe.algorithms.packing import MicroBatch
 from deepswe.errors import TrainingError
 from deepswe.training.forward_head import Chunks, every_chunk, is_plain, score_by_head
-from deepswe.training.forward_tree import tree_states
+from deepswe.training.forward_rows import states_along
 
 LOGITS_PER_CHUNK = 1 << 25
 """Logits alive at once (128 MiB in float32): longer batches compute the head in chunks, and again in the backward. Four
@@ -107,26 +107,25 @@ class TokenScorer:
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """The fields of the scores of `batch`, as a plain tuple."""
         if batch.branches is not None:
-            return self._forward_tree(batch)
+            return self._forward_along(batch)
         predicting_BT = batch.mask_BT[:, 1:]
         targets_N = batch.tokens_BT[:, 1:][predicting_BT]
-        places = {} if batch.position_BT is None else {"position_ids": batch.position_BT}
         with self._autocast(batch.tokens_BT.device):
             if self._decoder is None:
-                logits_NV = _logits(self.model, batch.tokens_BT, **places)[:, :-1][predicting_BT]
+                logits_NV = _logits(self.model, batch.tokens_BT)[:, :-1][predicting_BT]
                 return (*self._score(logits_NV, targets_N), None)
-            hidden_BTH = self._decoder(input_ids=batch.tokens_BT, use_cache=False, **places).last_hidden_state
+            hidden_BTH = self._decoder(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
             hidden_NH = hidden_BTH[:, :-1][predicting_BT]
             return self._score_states(hidden_NH, targets_N)
 
-    def _forward_tree(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _forward_along(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         if self._decoder is None or batch.from_N is None or batch.target_N is None:
             raise TrainingError(
-                f"{type(self.model).__name__} does not give the hidden states under its logits, which a prefix tree "
-                "needs; set training.packing to 'padded'"
+                f"{type(self.model).__name__} does not give the hidden states under its logits, which rows of many "
+                "samples need; set training.packing to 'padded'"
             )
         with self._autocast(batch.tokens_BT.device):
-            hidden_NH = tree_states(self._decoder, batch).index_select(0, batch.from_N)
+            hidden_NH = states_along(self._decoder, batch).index_select(0, batch.from_N)
             return self._score_states(hidden_NH, batch.target_N)
 
     def _score_states(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -171,8 +170,8 @@ def _score(
     return logp_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
 
 
-def _logits(model: nn.Module, tokens_BT: Tensor, **places: Tensor) -> Tensor:
-    logits: Tensor = model(input_ids=tokens_BT, use_cache=False, **places).logits
+def _logits(model: nn.Module, tokens_BT: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
     return logits
 
 
@@ -240,20 +239,3 @@ def _output_embeddings(model: nn.Module) -> nn.Module:
     if not isinstance(head, nn.Module) or not isinstance(getattr(head, "weight", None), Tensor):
         raise TrainingError(f"{type(model).__name__} has no output embeddings; use a causal language model")
     return head
-
-
-@torch.no_grad()
-def check_packing(model: nn.Module) -> None:
-    """Try on four tokens whether the model keeps samples apart that stand end to end in one row.
-
-    Raises:
-        TrainingError: it does not; a sample would see the one before it.
-    """
-    device = next(model.parameters()).device
-    tokens_BT, alone_BT = torch.tensor([[0, 1, 1, 0]], device=device), torch.tensor([[1, 0]], device=device)
-    position_BT = torch.tensor([[0, 1, 0, 1]], device=device)
-    packed = _logits(model, tokens_BT, position_ids=position_BT)[:, 2:]
-    if not torch.allclose(packed, _logits(model, alone_BT), rtol=1e-3, atol=1e-3):
-        raise TrainingError(
-            f"{type(model).__name__} lets packed samples see each other; set training.packing to 'padded'"
-        )

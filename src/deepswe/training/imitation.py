@@ -16,8 +16,8 @@ from deepswe.algorithms.packing import make_samples
 from deepswe.config import ImitationConfig, TrainingConfig
 from deepswe.errors import TrainingError
 from deepswe.policy.base import Renderer
-from deepswe.training.forward import TokenScorer, check_packing
-from deepswe.training.forward_tree import use_trees
+from deepswe.training.forward import TokenScorer
+from deepswe.training.forward_rows import attend_along
 from deepswe.training.learner_batch import make_mini_batch
 from deepswe.training.optimiser import Decay, Optimiser
 from deepswe.types import Message, TokenSpan, Trajectory
@@ -56,10 +56,8 @@ class Imitation:
         self.config = config
         self._budget = training.tokens_per_microbatch
         self._packing = training.packing
-        if self._packing == "packed":
-            check_packing(model)
-        if self._packing == "tree":
-            use_trees(model)
+        if self._packing != "padded":
+            attend_along(model)
         self._seed = seed
         self._scorer = TokenScorer(model, bfloat16=bfloat16)
         self._optimiser = Optimiser(

@@ -29,8 +29,8 @@ from deepswe.algorithms.losses import (
 from deepswe.algorithms.packing import MicroBatch, make_samples
 from deepswe.config import AlgorithmConfig, TrainingConfig
 from deepswe.errors import TrainingError
-from deepswe.training.forward import TokenScorer, TokenScores, ValueHead, check_packing, checkpoint_layers, composes
-from deepswe.training.forward_tree import use_trees
+from deepswe.training.forward import TokenScorer, TokenScores, ValueHead, checkpoint_layers, composes
+from deepswe.training.forward_rows import attend_along
 from deepswe.training.learner_batch import MiniBatch, Prepared, emptied, make_mini_batch, share_actions, whiten
 from deepswe.training.learner_metrics import Sums, advantage_row, age_row, batch_row, explained, moments, shared_row
 from deepswe.training.optimiser import Optimiser
@@ -77,8 +77,8 @@ class Learner:
         self._shards = shards
         self._device = next(model.parameters()).device if shards is None else shards.device
         composed = _tried(model, config, algorithm, shards)
-        if config.packing == "tree":
-            use_trees(model)
+        if config.packing != "padded":
+            attend_along(model)
         self._make_scorer: Callable[..., TokenScorer] = lambda scored, **options: TokenScorer(
             scored, temperature=temperature, bfloat16=bfloat16 and shards is None, composed=composed, **options
         )
@@ -381,8 +381,6 @@ def _tried(model: nn.Module, config: TrainingConfig, algorithm: AlgorithmConfig,
     here = None
     if not any(parameter.is_meta for parameter in model.parameters()):
         here = composes(model)
-        if config.packing == "packed":
-            check_packing(model)
     return here if shards is None else shards.agreed(here)
 
 

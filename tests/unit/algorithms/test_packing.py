@@ -98,6 +98,10 @@ def test_packed_samples_stand_end_to_end_and_positions_start_anew():
     assert batch.row_N.tolist() == [0, 0, 0, 1]
     assert batch.turn_N.tolist() == [0, 0, 1, 0]
     assert batch.advantage_N.tolist() == [2, 2, 2, -1]
+    assert batch.from_N.tolist() == [2, 3, 5, 9]
+    assert batch.target_N.tolist() == [20, 21, 40, 40]
+    assert [branch.own for branch in batch.branches] == [(0, 7), (7, 11)]
+    assert not any(branch.before for branch in batch.branches)
 
 
 @given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 300))

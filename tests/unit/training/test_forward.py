@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from deepswe.algorithms.packing import collate, make_samples
 from deepswe.errors import TrainingError
 from deepswe.training import forward
-from deepswe.training.forward import TokenScorer, ValueHead, check_packing
+from deepswe.training.forward import TokenScorer, ValueHead
 
 
 def batch_of(group):
@@ -76,30 +76,6 @@ def test_entropy_is_that_of_the_whole_distribution(make_model, make_group):
 def test_a_model_without_a_head_is_refused():
     with pytest.raises(TrainingError, match="Linear has no output embeddings; use a causal language model"):
         TokenScorer(nn.Linear(2, 2))
-
-
-def test_packed_samples_score_as_they_do_alone(make_model, make_group):
-    model, group = make_model().eval(), make_group([1, 0, 0, 1])
-    samples = [sample for trajectory in group for sample in make_samples(trajectory, [1.0, 1.0])]
-    scores = TokenScorer(model)(collate(samples, packed=True))
-    assert torch.allclose(scores.logp_N, by_hand(model, group), atol=1e-10)
-    check_packing(model)
-
-
-def test_a_model_whose_packed_samples_see_each_other_is_refused():
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=0)
-    )
-
-    class Deaf(nn.Module):
-        def forward(self, input_ids, use_cache=False, position_ids=None):
-            return model(input_ids=input_ids, use_cache=use_cache)
-
-        parameters = model.parameters
-
-    with pytest.raises(TrainingError, match="lets packed samples see each other"):
-        check_packing(Deaf())
 
 
 def test_the_entropy_has_a_gradient_only_where_it_is_asked_for(make_model, make_group):

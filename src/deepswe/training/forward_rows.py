@@ -1,7 +1,8 @@
-"""The forward pass over a prefix tree (`deepswe.algorithms.prefix`): attention along each branch and what is before it.
+"""The forward pass over a row of many samples, end to end or as a prefix tree (`deepswe.algorithms.prefix`).
 
-Only attention knows of the tree: all else in a decoder works on each token alone. So the model's attention function is
-exchanged for one that does as `sdpa` where it is told of no branches.
+Attention goes along each branch and what is before it; a mask over the whole row would cost the square of its length.
+Only attention knows of branches: all else in a decoder works on each token alone. So the model's attention function is
+exchanged for one that does as `sdpa` where it is told of none.
 """
 
 from __future__ import annotations
@@ -20,37 +21,39 @@ from deepswe.algorithms.packing import Branch, MicroBatch, TrainingSample
 from deepswe.algorithms.prefix import collate_tree
 from deepswe.errors import TrainingError
 
-NAME = "deepswe_tree"
+NAME = "deepswe_rows_of_samples"
 BLOCK = 1024
 """Queries at once: a block does not look at the keys behind it, which a mask would only hide."""
 
 
-def use_trees(model: Any) -> None:
-    """Exchange the attention of a `transformers` model, in place, and try on a few tokens whether it serves.
+def attend_along(model: Any) -> None:
+    """Exchange the attention of a `transformers` model for `along`, in place, and try on a few tokens if it serves.
 
     Raises:
         TrainingError: it does not: the model looks back in another way, or takes no attention from outside.
     """
-    AttentionInterface.register(NAME, tree_attention)
+    if not _sees_all(model.config.get_text_config()):
+        raise TrainingError(_refused(model, "it has layers without full attention"))
+    AttentionInterface.register(NAME, along)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     try:
         model.set_attn_implementation(NAME)
     except (ValueError, AttributeError) as error:
-        raise TrainingError(f"{_no_trees(model)} ({error})") from error
+        raise TrainingError(_refused(model, str(error))) from error
     if any(parameter.is_meta for parameter in model.parameters()):
         return
     decoder, device = model.get_decoder(), next(model.parameters()).device
     with torch.no_grad():
         sequences = [torch.tensor(ids) for ids in ((0, 1, 1, 0), (0, 1, 0, 1, 1), (0, 1, 0, 0))]
         batch = collate_tree([_bare(tokens_L) for tokens_L in sequences]).to(device)
-        states_NH = tree_states(decoder, batch).index_select(0, _given(batch.from_N))
+        states_NH = states_along(decoder, batch).index_select(0, _given(batch.from_N))
         alone = [decoder(input_ids=t[None].to(device), use_cache=False).last_hidden_state[0, :-1] for t in sequences]
         if not torch.allclose(states_NH, torch.cat(alone), rtol=1e-3, atol=1e-3):
-            raise TrainingError(_no_trees(model))
+            raise TrainingError(_refused(model, "it gives other states than for each sample alone"))
 
 
-def tree_states(decoder: nn.Module, batch: MicroBatch) -> Tensor:
-    """The hidden states (T, H) of a tree's nodes."""
+def states_along(decoder: nn.Module, batch: MicroBatch) -> Tensor:
+    """The hidden states (T, H) of the tokens of a row of branches."""
     unused = torch.zeros(1, 1, 1, 1, device=batch.tokens_BT.device)  # four dimensions: no mask is made
     made = decoder(
         input_ids=batch.tokens_BT,
@@ -63,7 +66,7 @@ def tree_states(decoder: nn.Module, batch: MicroBatch) -> Tensor:
     return states_TH
 
 
-def tree_attention(
+def along(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -74,7 +77,7 @@ def tree_attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of a row of nodes (1, heads, T, width); with no branches, `sdpa`'s."""
+    """Attention of a row (1, heads, T, width) along its branches; without any, `sdpa`'s."""
     if branches is None:
         made = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return made[0], None
@@ -127,5 +130,11 @@ def _given(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def _no_trees(model: nn.Module) -> str:
-    return f"{type(model).__name__} cannot compute shared prefixes once; set training.packing to 'padded'"
+def _sees_all(config: Any) -> bool:
+    """Whether every layer looks back all the way."""
+    kinds = getattr(config, "layer_types", None)
+    return set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", None)
+
+
+def _refused(model: nn.Module, why: str) -> str:
+    return f"{type(model).__name__} cannot take rows of many samples ({why}); set training.packing to 'padded'"

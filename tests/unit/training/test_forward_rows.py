@@ -3,14 +3,17 @@ from functools import partial
 import pytest
 import torch
 from torch.nn.functional import rms_norm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import MistralConfig, MistralForCausalLM
 
 from deepswe.algorithms.packing import collate, make_samples
 from deepswe.algorithms.prefix import collate_tree
 from deepswe.config import AlgorithmConfig, TrainingConfig
 from deepswe.errors import TrainingError
-from deepswe.training import forward_tree
+from deepswe.training import forward_rows
 from deepswe.training.forward import TokenScorer, checkpoint_layers
-from deepswe.training.forward_tree import use_trees
+from deepswe.training.forward_rows import attend_along
 from deepswe.training.learner import Learner
 from deepswe.types import Ending, Graded, TokenSpan, Trajectory
 
@@ -46,12 +49,59 @@ def gradients(model, batch):
 
 
 @pytest.mark.parametrize("recomputed", [False, True])
+def test_a_packed_row_gives_the_scores_and_gradients_of_its_samples_alone(make_model, recomputed):
+    samples = [sample for trajectory in sharing_group() for sample in make_samples(trajectory, [1.0])]
+    wanted = gradients(make_model(), collate(samples))
+    model = make_model()
+    attend_along(model)
+    if recomputed:
+        checkpoint_layers(model)
+    batch = collate(samples, packed=True)
+    found = gradients(model, batch)
+    assert batch.tokens_BT.shape == (1, sum(sample.length for sample in samples))
+    assert torch.allclose(found[0], wanted[0], atol=1e-12)
+    for got, right in zip(found[1], wanted[1], strict=True):
+        assert torch.allclose(got, right, atol=1e-10)
+
+
+def test_a_packed_row_makes_nothing_that_grows_with_the_square_of_its_length(make_model):
+    """Of 40 samples of 50 tokens, a mask over the row would have 4 million entries."""
+    model = make_model()
+    attend_along(model)
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            made = func(*args, **(kwargs or {}))
+            sizes.extend(leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor))
+            return made
+
+    sample = make_samples(sharing_group(size=1, prompt=45)[0], [1.0])[0]
+    with Sizes():
+        TokenScorer(model)(collate([sample] * 40, packed=True)).logp_N.sum().backward()
+    assert 40 * sample.length * 16 < max(sizes) < 500_000
+
+
+def test_a_model_with_a_window_is_refused():
+    config = MistralConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        sliding_window=4,
+    )
+    with pytest.raises(TrainingError, match="it has layers without full attention"):
+        attend_along(MistralForCausalLM(config))
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
 def test_a_tree_gives_the_scores_and_gradients_of_whole_sequences(make_model, monkeypatch, recomputed):
-    monkeypatch.setattr(forward_tree, "BLOCK", 3)
+    monkeypatch.setattr(forward_rows, "BLOCK", 3)
     samples = [sample for trajectory in sharing_group() for sample in make_samples(trajectory, [1.0])]
     wanted = gradients(exact(make_model()), collate(samples))
     model = exact(make_model())
-    use_trees(model)
+    attend_along(model)
     if recomputed:
         checkpoint_layers(model)
     batch = collate_tree(samples)
@@ -78,7 +128,7 @@ def test_a_model_with_trees_acts_as_before_without_them(make_model):
     tokens = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0]])
     model = make_model().eval()
     before = model(input_ids=tokens, attention_mask=(tokens > 0).long()).logits
-    use_trees(model)
+    attend_along(model)
     assert torch.equal(model(input_ids=tokens, attention_mask=(tokens > 0).long()).logits, before)
 
 
@@ -87,5 +137,5 @@ def test_a_model_that_looks_back_in_another_way_is_refused(make_model):
     for layer in model.model.layers:
         forward = layer.self_attn.forward
         layer.self_attn.forward = lambda *args, branches=None, forward=forward, **kwargs: forward(*args, **kwargs)
-    with pytest.raises(TrainingError, match=r"cannot compute shared prefixes once; set training\.packing"):
-        use_trees(model)
+    with pytest.raises(TrainingError, match=r"cannot take rows of many samples .* set training\.packing"):
+        attend_along(model)
