@@ -8,6 +8,7 @@ exchanged for one that does as `sdpa` where it is told of none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from deepswe.algorithms.packing import Branch, MicroBatch, TrainingSample
+from deepswe.algorithms.packing import Branch, MicroBatch, Stretch, TrainingSample
 from deepswe.algorithms.prefix import collate_tree
 from deepswe.errors import TrainingError
 
@@ -82,22 +83,47 @@ def along(
         made = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return made[0], None
     groups = query.shape[1] // key.shape[1]
-    parts = [part for branch in branches for part in _branch(branch, query, key, value, scaling, groups)]
+    row = _Cut(branches)
+    queries, keys, values = row.pieces(query), row.pieces(key), row.pieces(value)
+    parts = []
+    for branch in branches:
+        path = [*branch.before, branch.own]
+        own, along, worth = row.join(queries, [branch.own]), row.join(keys, path), row.join(values, path)
+        parts += _branch(branch.depth, own, repeat_kv(along, groups), repeat_kv(worth, groups), scaling)
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _branch(
-    branch: Branch, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, groups: int
-) -> list[Tensor]:
-    start, end = branch.own
-    keys, values = (repeat_kv(_along(branch, states), groups) for states in (key, value))
-    depth, own = branch.depth, query[:, :, start:end]
+class _Cut:
+    """A row cut wherever a stretch of a branch begins or ends.
+
+    Each piece is cut out once, and what needs several puts them together: the gradient of a slice is as large as the
+    whole row, and there would be one for every stretch of every branch.
+    """
+
+    def __init__(self, branches: Sequence[Branch]) -> None:
+        stretches = [stretch for branch in branches for stretch in (*branch.before, branch.own)]
+        places = sorted({place for stretch in stretches for place in stretch})
+        self._index = {place: index for index, place in enumerate(places)}
+        self._sizes = [end - start for start, end in pairwise(places)]
+
+    def pieces(self, states: Tensor) -> Sequence[Tensor]:
+        """All pieces of (1, heads, T, width), in order."""
+        return torch.split(states, self._sizes, dim=2)
+
+    def join(self, pieces: Sequence[Tensor], stretches: Sequence[Stretch]) -> Tensor:
+        """Those of some stretches as one."""
+        chosen = [piece for start, end in stretches for piece in pieces[self._index[start] : self._index[end]]]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen, dim=2)
+
+
+def _branch(depth: int, own: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> list[Tensor]:
+    """What the queries of a branch gather, with `depth` keys before their own."""
     if not depth:
         return [scaled_dot_product_attention(own, keys, values, is_causal=True, scale=scaling)]
-    made = []
-    for first in range(0, end - start, BLOCK):
-        last = min(first + BLOCK, end - start)
-        seen = torch.ones(last - first, depth + last, dtype=torch.bool, device=query.device).tril(depth + first)
+    made, count = [], own.shape[2]
+    for first in range(0, count, BLOCK):
+        last = min(first + BLOCK, count)
+        seen = torch.ones(last - first, depth + last, dtype=torch.bool, device=own.device).tril(depth + first)
         made.append(
             scaled_dot_product_attention(
                 own[:, :, first:last],
@@ -108,14 +134,6 @@ def _branch(
             )
         )
     return made
-
-
-def _along(branch: Branch, states: Tensor) -> Tensor:
-    """Keys or values of the tokens before a branch and of its own, in order."""
-    stretches = [*branch.before, branch.own]
-    if len(stretches) == 1:
-        return states[:, :, branch.own[0] : branch.own[1]]
-    return torch.cat([states[:, :, start:end] for start, end in stretches], dim=2)
 
 
 def _bare(tokens_L: Tensor) -> TrainingSample:
