@@ -5,7 +5,8 @@ it. A program in it then reads all files that an agent can read, and all objects
 
     test        the text of a function of a hidden F2P test, or its name where no visible file of the task has it
     file        a hidden test file that is there as it is
-    original    the original code around the mutated place
+    original    the original code around the mutated place; not in a task's own tree where its bugged code has the very
+                lines somewhere else, as code that repeats itself does
     patch       a line of the bug next to a line of the solution
     bytecode    compiled code of a mutated file, or any compiled code in the repository
     archive     an archive or a wheel that may hold the package
@@ -123,8 +124,8 @@ AGENT_ROOTS = ("/testbed", "/opt", "/tmp", "/root", "/home", "/var", "/etc", "/s
 SHARED_SKIP = ("/proc", "/sys", "/dev", "/testbed", "/opt/env")
 
 
-def secrets_of(task: Task, hidden: HiddenTests) -> list[tuple[str, str, str]]:
-    """(kind, text, place) of every text that must not be found."""
+def secrets_of(task: Task, hidden: HiddenTests, visible: str = "") -> list[tuple[str, str, str]]:
+    """(kind, text, place) of every text that must not be found; "repeated" is original code that is visible anyhow."""
     found = []
     wanted: dict[str, set[str]] = {}
     for test in hidden.fail_to_pass:
@@ -137,7 +138,7 @@ def secrets_of(task: Task, hidden: HiddenTests) -> list[tuple[str, str, str]]:
         found += [("test", body, f"{path}::{name}") for name, body in functions(text, names)]
     for old, new in hunks(hidden.gold_patch):
         if len(new) >= 40:
-            found.append(("original", new, task.id))
+            found.append(("repeated" if new in visible else "original", new, task.id))
         for first in old:
             found.append(("patch", first, task.id))
     return found
@@ -229,13 +230,16 @@ class Scan:
         self.files += answer["files"]
         self.objects += answer["objects"]
         name = "every task" if shared else task.id
-        self.found += [{"task": name, "kind": kind, "place": place, "of": of} for kind, place, of in answer["found"]]
+        for kind, place, of in answer["found"]:
+            if kind != "repeated" or not place.startswith("/testbed/"):
+                self.found.append({"task": name, "kind": kind, "place": place, "of": of})
 
     def _own_request(self, task: Task) -> bytes:
         hidden = self.suite.tasks.hidden[task.id]
-        visible = "\n".join([task.problem_statement, *task.repository.files.values()])
+        files = task.repository.files
+        visible = "\n".join([task.problem_statement, *files, *files.values()])
         return request(
-            secrets_of(task, hidden),
+            secrets_of(task, hidden, visible),
             test_names(task, hidden, visible),
             mutated=mutated_files(hidden),
             packages=[task.repo.lower().replace("_", "-")] if task.source != "micro" else [],

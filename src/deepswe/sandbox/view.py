@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -79,21 +79,34 @@ def find_bwrap() -> Path:
 
 @functools.cache
 def installed_packages() -> tuple[str, ...]:
-    """Every directory under /usr and the interpreter's prefix that holds other people's packages, outermost only.
+    """The directories under /usr and the interpreter's prefix that hold other people's packages, outermost only."""
+    found = {path for root in ("/usr", *interpreter_prefixes()) for path in packages_below(root)}
+    return tuple(sorted(path for path in found if not any(path.startswith(f"{other}/") for other in found)))
 
-    Those are `site-packages` and `dist-packages`, and what programs ship for themselves, such as `third_party`.
 
-    A standard library is looked into only one level deep, and large trees that hold no interpreter not at all: a first
-    walk through all of /usr takes seconds.
+def packages_below(root: str) -> Iterator[str]:
+    """The directories below `root` that hold other people's packages.
+
+    Those are `site-packages` and `dist-packages`, what programs ship for themselves in `third_party` and the like, and
+    the directory in which a package stands. A standard library is looked into only one level deep, and large trees that
+    hold no interpreter not at all: a first walk through all of /usr takes seconds.
     """
-    found: set[str] = set()
-    for root in {"/usr", *interpreter_prefixes()}:
-        for directory, names, _ in os.walk(root):
-            masked = [name for name in names if name in _PACKAGES]
-            found.update(os.path.join(directory, name) for name in masked)
-            inside_library = re.fullmatch(r"python[23][0-9.]*t?", os.path.basename(directory)) is not None
-            names[:] = [] if inside_library else [name for name in names if name not in (*masked, *_NO_INTERPRETER)]
-    return tuple(sorted(found))
+    for directory, names, files in os.walk(root):
+        masked = [name for name in names if name in _PACKAGES]
+        yield from (os.path.join(directory, name) for name in masked)
+        inside_library = re.fullmatch(r"python[23][0-9.]*t?", os.path.basename(directory)) is not None
+        if "__init__.py" in files and not inside_library:
+            yield _place_of(directory, root)
+            names.clear()
+        names[:] = [] if inside_library else [name for name in names if name not in (*masked, *_NO_INTERPRETER)]
+
+
+def _place_of(package: str, root: str) -> str:
+    """What to mask of a package: the directory that it stands in, or itself where the whole system shares that one."""
+    above = os.path.dirname(package)
+    parts = os.path.relpath(above, root).split(os.sep)
+    shared = len(parts) == 1 or (len(parts) == 2 and (parts[0] == "local" or "-linux-" in parts[1]))
+    return package if shared else above
 
 
 def interpreter() -> str:
