@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import coverage
@@ -54,7 +55,7 @@ def test_the_tutorials_commands_lead_from_a_project_to_figures(
     monkeypatch.setenv("PIP_FIND_LINKS", str(package_index))
     monkeypatch.setattr(project, "PYTEST", "pytest==8.9")
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "coverage").symlink_to(Path(coverage.__file__).parent)
+    shutil.copytree(Path(coverage.__file__).parent, tmp_path / "tools" / "coverage")  # a link may lead to what is hidden
     monkeypatch.setattr(find, "install_tools", lambda cache, pip: tmp_path / "tools")
     (tmp_path / "shop" / "tests").mkdir(parents=True)
     (tmp_path / "shop" / "pyproject.toml").write_text('[project]\nname = "shop"\nversion = "0.1"\n')
