@@ -55,7 +55,7 @@ def test_the_tutorials_commands_lead_from_a_project_to_figures(
     monkeypatch.setenv("PIP_FIND_LINKS", str(package_index))
     monkeypatch.setattr(project, "PYTEST", "pytest==8.9")
     (tmp_path / "tools").mkdir()
-    shutil.copytree(Path(coverage.__file__).parent, tmp_path / "tools" / "coverage")  # a link may lead to what is hidden
+    shutil.copytree(Path(coverage.__file__).parent, tmp_path / "tools" / "coverage")
     monkeypatch.setattr(find, "install_tools", lambda cache, pip: tmp_path / "tools")
     (tmp_path / "shop" / "tests").mkdir(parents=True)
     (tmp_path / "shop" / "pyproject.toml").write_text('[project]\nname = "shop"\nversion = "0.1"\n')
