@@ -18,7 +18,6 @@ from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
-from deepswe.training.heap import keep_freed_memory
 from deepswe.training.lora import add_lora
 from deepswe.training.sharded import processes
 from deepswe.types import Trajectory
@@ -42,8 +41,6 @@ class Parts:
         self._capacity = opened.capacity
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         torch.set_num_threads(recipe.run.threads or len(os.sched_getaffinity(0)))
-        if not torch.cuda.is_available():
-            keep_freed_memory()
 
     @property
     def autocast(self) -> bool:
