@@ -44,7 +44,7 @@ from deepswe.algorithms.packing import padding_share, split_by_tokens
 from deepswe.rollout.store import TrajectoryStore
 
 LENGTHS = Path(__file__).with_name("packing_lengths.json")
-"""Of `make quickstart` at commit e7af01f: a step a line."""
+"""Of `make quickstart` at commit 4717cba: a step a line."""
 MICRO, HEAVY = 8, 512
 LEAST_USEFUL, LEAST_RATIO = 0.9, 2.0
 PEERS = ("bare", "trl")
