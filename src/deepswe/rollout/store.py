@@ -24,6 +24,7 @@ from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError
 from deepswe.regular import open_regular, read_regular
 from deepswe.rollout.frames import (
+    Context,
     Entry,
     Frame,
     compress,
@@ -34,7 +35,8 @@ from deepswe.rollout.frames import (
     read_index,
     whole_size,
 )
-from deepswe.rollout.record import load_trajectory, pack_trajectory, unpack_trajectory
+from deepswe.rollout.packed import pack_trajectory, unpack_trajectory
+from deepswe.rollout.record import load_trajectory
 from deepswe.types import Ending, Trajectory
 
 _COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.(?:zst|jsonl)")
@@ -66,7 +68,7 @@ class Segment:
         Raises:
             StoreError: it could not be written whole; what was written before stays readable.
         """
-        offset = self._write(compress(pack_trajectory(trajectory)))
+        offset = self._write(compress(*pack_trajectory(trajectory)))
         self._entries.append((trajectory.task_id, trajectory.attempt, offset))
 
     def commit(self) -> None:
@@ -162,7 +164,7 @@ class TrajectoryStore:
             if path not in self._places:  # it never changes
                 self._places[path] = {(name, number): offset for name, number, offset in read_index(file)}
             offset = self._places[path].get((task_id, attempt))
-            return None if offset is None else unpack_trajectory(decompress(read_at(file, offset)))
+            return None if offset is None else unpack_trajectory(decompress(read_at(file, offset), Context()))
 
     def recorded(self, phase: str, step: int) -> tuple[Trajectory, ...]:
         """What is whole of a batch, committed or in flight; it may be nothing."""
@@ -198,11 +200,12 @@ class TrajectoryStore:
             if path.suffix == _OLD:
                 yield from _lines(path, file)
                 return
+            context = Context()
             with _named(path):
                 entries = read_index(file)
             for number, (_, _, offset) in enumerate(entries, start=1):
                 with _named(path, number):
-                    trajectory = unpack_trajectory(decompress(read_at(file, offset)))
+                    trajectory = unpack_trajectory(decompress(read_at(file, offset), context))
                 yield trajectory
 
     def _salvage(self, partial: Path, settled: Collection[str]) -> list[tuple[int, Trajectory]]:
@@ -229,7 +232,7 @@ class TrajectoryStore:
         if not old.exists():
             return
         if not partial.exists():
-            packed = (compress(pack_trajectory(trajectory)) for trajectory in _lines(old, _whole_lines(old)))
+            packed = (compress(*pack_trajectory(trajectory)) for trajectory in _lines(old, _whole_lines(old)))
             write_atomically(partial, b"".join(packed))
         os.rename(old, self._attic(old))
 
@@ -263,9 +266,10 @@ def _frames(partial: Path) -> Iterator[Frame]:
 
 
 def _packed(path: Path, frames: Iterable[Frame]) -> Iterator[tuple[int, Trajectory]]:
+    context = Context()
     for number, frame in enumerate(frames, start=1):
         with _named(path, number):
-            trajectory = unpack_trajectory(decompress(frame.data))
+            trajectory = unpack_trajectory(decompress(frame.data, context))
         yield frame.offset, trajectory
 
 
