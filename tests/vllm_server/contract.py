@@ -21,6 +21,8 @@ from deepswe.policy.vllm import InFlight, VllmPolicy
 
 PROMPT = [5, 17, 40, 3, 3, 21, 55, 8]
 NEVER: frozenset[int] = frozenset()
+LONG = 600
+"""Tokens of a turn that is not over after 30 paces, however much faster a server is than its pace says."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ async def a_turn_in_flight_is_kept_across_a_change_and_knows_both_versions(subje
     first, second = subject.weights
     async with policy(subject) as engine:
         await load(engine, first, 1)
-        turn = asyncio.create_task(engine.generate("a", PROMPT, Sampling(120, 1.0, NEVER, 1), timeout_s=120))
+        turn = asyncio.create_task(engine.generate("a", PROMPT, Sampling(LONG, 1.0, NEVER, 1), timeout_s=120))
         await asyncio.sleep(30 * subject.pace_s)
         await load(engine, second, 2)
         done = await turn
@@ -146,7 +148,7 @@ async def a_turn_in_flight_is_finished_or_begun_anew_where_that_is_asked(subject
     for mode, version in modes:
         async with policy(subject, mode) as engine:
             await load(engine, subject.weights[0], 1)
-            turn = asyncio.create_task(engine.generate("a", PROMPT, Sampling(120, 1.0, NEVER, 1), timeout_s=120))
+            turn = asyncio.create_task(engine.generate("a", PROMPT, Sampling(LONG, 1.0, NEVER, 1), timeout_s=120))
             await asyncio.sleep(30 * subject.pace_s)
             await load(engine, subject.weights[1], 2)
             done = await turn
