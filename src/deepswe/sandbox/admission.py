@@ -7,7 +7,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxError
@@ -42,10 +41,14 @@ def usable_cores() -> int:
 def available_memory_mib() -> int:
     """MemAvailable of this host; half of its memory where the kernel does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        descriptor = os.open("/proc/meminfo", os.O_RDONLY)
     except OSError:
         return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 21
-    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:")), 1024)
+    try:
+        _, found, rest = os.read(descriptor, 1 << 14).partition(b"MemAvailable:")
+    finally:
+        os.close(descriptor)
+    return int(rest.split(None, 1)[0]) >> 10 if found else 1024
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ A directory's name starts with its owner's process id and start time, so that a 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,14 +24,14 @@ _WITH_SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 """Files that exist only where the kernel accounts for swap."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """The directories of one sandbox, empty where there are none."""
 
     directories: tuple[Path, ...] = ()
     version: int = 0
 
-    @property
+    @functools.cached_property
     def entrances(self) -> tuple[str, ...]:
         """The files through which a process of one thread enters, by writing 0.
 

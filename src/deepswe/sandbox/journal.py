@@ -110,8 +110,11 @@ class Journal:
         if self._lines > COMPACT_AT + 2 * len(self._alive):
             self._compact()
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, line.encode() + b"\n")
+        finally:
+            os.close(descriptor)
 
     def _compact(self) -> None:
         fresh = self.path.with_suffix(".new")

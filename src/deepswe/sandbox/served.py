@@ -40,14 +40,14 @@ class Wire:
         self._seal = seal
         self._seal_bytes = len(seal(b""))
         self._inbox = bytearray()
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[Answer | None]] = {}
         self._calls = 0
         self.lost = ""
         """Why the wire ended; empty while it lives."""
         self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the server greets; cancelled if it never will."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Take what arrived."""
         if self.lost:
             return
@@ -86,8 +86,16 @@ class Wire:
         self.lost = reason or "it ended"
         self.hello.cancel()
         for waiting in self._waiting.values():
-            waiting.cancel()
+            if not waiting.done():
+                waiting.set_result(None)
         self._waiting.clear()
+
+    async def greeted(self, timeout_s: float) -> bool:
+        """Wait for the server's greeting; False if it does not come in time, or never will."""
+        await asyncio.wait((self.hello,), timeout=timeout_s)
+        if not self.hello.done():
+            await asyncio.wait((self.hello,), timeout=SECOND_LOOK_S)
+        return self.hello.done() and not self.hello.cancelled()
 
     async def ask(self, kind: int, fields: Sequence[bytes], timeout_s: float) -> Answer | None:
         """One request and its answer; None if the wire was or is lost meanwhile.
@@ -99,25 +107,25 @@ class Wire:
             return None
         self._calls += 1
         call = self._calls
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer | None] = loop.create_future()
         self._waiting[call] = answer
         self._put(server.pack(call, kind, *fields))
+        timer = loop.call_later(timeout_s, loop.call_later, SECOND_LOOK_S, _give_up, answer)
         try:
-            await asyncio.wait((answer,), timeout=timeout_s)
-            if not answer.done():
-                await asyncio.wait((answer,), timeout=SECOND_LOOK_S)
+            return await answer
         finally:
-            self._waiting.pop(call, None)
-            if not answer.done() and not self.lost:
+            timer.cancel()
+            if self._waiting.pop(call, None) is not None:
                 self._put(server.pack(call, server.CANCEL))
-        if answer.cancelled():
-            return None
-        if not answer.done():
-            raise TimeoutError
-        return answer.result()
 
     def _put(self, frame: bytes) -> None:
         self._send(frame + self._seal(frame))
+
+
+def _give_up(answer: asyncio.Future[Answer | None]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 class ServedSandbox(CommandFiles, ABC):
@@ -156,7 +164,7 @@ class ServedSandbox(CommandFiles, ABC):
         """Run one command; see the protocol. A timeout ends background processes of earlier commands too, unless
         another command runs at that moment."""
         variables = {**self._environment, **(env or {})}
-        if not argv or any("\0" in text for text in (*argv, *variables, *variables.values(), cwd or "")):
+        if not argv or "\0" in " ".join((*argv, *variables, *variables.values(), cwd or "")):
             raise SandboxError(
                 f"cannot run {list(argv)!r}: give a program, and no NUL byte in any argument or variable"
             )
