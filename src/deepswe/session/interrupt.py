@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -11,7 +12,10 @@ Result = TypeVar("Result")
 
 
 def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run on a new event loop. SIGINT and SIGTERM cancel it: all closes, and it ends in KeyboardInterrupt."""
+    """Run on a new event loop. SIGINT and SIGTERM cancel it: all closes, and it ends in KeyboardInterrupt.
+
+    What was loaded before, half a million objects of torch and its like, is not searched for garbage any more.
+    """
 
     async def guarded() -> Result:
         task = asyncio.ensure_future(work)
@@ -23,6 +27,8 @@ def run_to_end(work: Coroutine[Any, Any, Result]) -> Result:
         finally:
             signal.signal(signal.SIGTERM, before)
 
+    if not gc.get_freeze_count():
+        gc.freeze()
     try:
         return asyncio.run(guarded())
     except asyncio.CancelledError as cancelled:
