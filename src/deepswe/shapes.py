@@ -23,12 +23,16 @@ def misfit(value: Any, wanted: Any, name: str = "") -> str:
         wanted: a type annotation of these; an int fits float, a bool only bool.
         name: of the value, for the sentence.
     """
-    origin, arguments = get_origin(wanted), get_args(wanted)
+    origin, arguments = _anatomy(wanted)
     if wanted is Any:
         return ""
     if origin in (Union, UnionType):
-        found = [misfit(value, one, name) for one in arguments]
-        return "" if "" in found else next(filter(None, (f for f in found if "[" in f or "." in f)), found[0])
+        found = []
+        for one in arguments:
+            found.append(misfit(value, one, name))
+            if not found[-1]:
+                return ""
+        return next((f for f in found if "[" in f or "." in f), found[0])
     if origin is Literal:
         return "" if value in arguments else f"{name} is {value!r}, not one of {', '.join(map(repr, arguments))}"
     if origin is tuple:
@@ -97,7 +101,13 @@ def _plain(wanted: Any) -> Set[type]:
     """Types whose values all fit."""
     if wanted is float:
         return _NUMBERS
-    return frozenset({wanted}) if wanted in (str, int, bool) else frozenset()
+    simple = isinstance(wanted, type) and get_origin(wanted) is None and not is_dataclass(wanted)
+    return frozenset({wanted}) if simple else frozenset()
+
+
+@cache
+def _anatomy(wanted: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(wanted), get_args(wanted)
 
 
 @cache

@@ -13,7 +13,8 @@ import json
 import math
 import sys
 from array import array
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from itertools import accumulate, chain, pairwise
 from struct import unpack_from
@@ -86,18 +87,43 @@ def unpack_trajectory(record: bytes) -> Trajectory:
     Raises:
         StoreError: these bytes are no packed trajectory.
     """
-    try:
-        end = record.index(b"\n")
-        head = json.loads(record[:end])
-        head["usage"] = tuple(Usage(*row) for row in head["usage"])
-        rest = _trajectory({**head, "spans": (), "steps": ()})
-        wrong = misfit(rest, Trajectory) or _no_number(rest)
+    with _packed(record):
+        head, end = _read_head(record)
+        rest = _head_only(head)
         steps, numbers = _unpack_steps(head["steps"], record, end + 1)
-        trajectory = replace(rest, spans=_unpack_spans(head["spans"], record, numbers), steps=steps)
+        return replace(rest, spans=_unpack_spans(head["spans"], record, numbers), steps=steps)
+
+
+def unpack_head(record: bytes) -> Trajectory:
+    """The same without its spans and steps, which cost most to read: what it was, how it ended and its worth.
+
+    Raises:
+        StoreError: these bytes are no packed trajectory.
+    """
+    with _packed(record):
+        return _head_only(_read_head(record)[0])
+
+
+@contextmanager
+def _packed(record: bytes) -> Iterator[None]:
+    """Whatever fails inside is said of the record."""
+    try:
+        yield
     except _DAMAGES as error:
         raise StoreError(f"not a packed trajectory ({error}); it begins {record[:80]!r}") from error
-    if wrong:
-        raise StoreError(f"not a packed trajectory ({wrong}); it begins {record[:80]!r}")
+
+
+def _read_head(record: bytes) -> tuple[dict[str, Any], int]:
+    """The short fields, and where they end."""
+    end = record.index(b"\n")
+    return json.loads(record[:end]), end
+
+
+def _head_only(head: Mapping[str, Any]) -> Trajectory:
+    usage = tuple(Usage(*row) for row in head["usage"])
+    trajectory = _trajectory({**head, "usage": usage, "spans": (), "steps": ()})
+    if wrong := misfit(trajectory, Trajectory) or _no_number(trajectory):
+        raise ValueError(wrong)
     return trajectory
 
 
