@@ -22,7 +22,7 @@ from deepswe.policy.base import ObservationRole
 from deepswe.tools.calls import parse_call
 from deepswe.types import Message, ToolCall
 
-OPENINGS, OBSERVATIONS = 64, 256
+OPENINGS, OBSERVATIONS, COMPLETIONS = 64, 256, 64
 """Of so many texts, those used last, the tokens are kept."""
 _MARKER = "\ue0f1turn\ue0f2"
 _PROBE = "\ue0f1text\ue0f2"
@@ -61,9 +61,10 @@ class Renderer:
         self._tokenizer = tokenizer
         # The encoder itself: the same ids and texts as the tokenizer's, at a quarter of its cost on short ones.
         self._encoder = tokenizer.backend_tokenizer
-        # The attempts of a group begin alike, and often see the same.
+        # The attempts of a group begin alike, and often see the same; scripts end alike.
         self._opened = functools.lru_cache(maxsize=OPENINGS)(self._open)
         self._observed = functools.lru_cache(maxsize=OBSERVATIONS)(self._observe)
+        self._completed = functools.lru_cache(maxsize=COMPLETIONS)(self._complete)
         self._tools = [dict(declaration) for declaration in tools]
         if not thinking and "enable_thinking" not in str(tokenizer.chat_template):
             raise PolicyError(
@@ -129,6 +130,9 @@ class Renderer:
 
     def completion(self, text: str) -> tuple[int, ...]:
         """The tokens of a scripted turn: its text, no special token read out of it, and the end of the turn."""
+        return self._completed(text)
+
+    def _complete(self, text: str) -> tuple[int, ...]:
         return (*self._encode_plain(text), *self._turn_end)
 
     def decode(self, tokens: Sequence[int]) -> str:

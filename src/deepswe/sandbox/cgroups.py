@@ -118,8 +118,7 @@ class Cgroups:
                 directories.append(directory)
             for controller, parent in self.parents.items():
                 for file, value in _settings(self.version, controller, limits).items():
-                    if file not in _WITH_SWAP or (parent / name / file).exists():
-                        (parent / name / file).write_text(value)
+                    _set(f"{parent}/{name}/{file}", value)
         except OSError:
             remove(Group(tuple(directories)))
             raise
@@ -169,6 +168,20 @@ def remove(group: Group) -> bool:
         except OSError:
             done = False
     return done
+
+
+def _set(path: str, value: str) -> None:
+    """Write a setting; one about swap is left out where there is none."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if path.endswith(_WITH_SWAP):
+            return
+        raise
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
 
 
 def _settings(version: int, controller: str, limits: Limits) -> dict[str, str]:
