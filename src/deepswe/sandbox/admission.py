@@ -22,6 +22,8 @@ STARTS_PER_CORE = 4
 RESERVE_MIB = 256
 """While less memory than this is free on the host, no further sandbox is started, unless none is alive."""
 LOOK_S = 0.2
+GLANCE_S = 0.01
+"""The host's free memory is not asked for more often: what starts in between takes far less than the reserve."""
 
 
 def choose_concurrency(config: SandboxConfig, cores: int, available_mib: int) -> int:
@@ -94,6 +96,8 @@ class Admission:
     _cpus: float = 0.0
     _starting: int = 0
     _held: int = 0
+    _short: bool = False
+    _look_again: float = 0.0
     _next_start: float = 0.0
     _waiting: deque[tuple[Limits, asyncio.Future[None]]] = field(default_factory=deque)
     _queued: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -181,7 +185,13 @@ class Admission:
     def _is_short_of_memory(self) -> bool:
         """Those that wait here, or for their turn, hold a place and no memory yet."""
         alive = self.taken - self._held - len(self._queued)
-        return self.free_mib is not None and alive > 0 and self.free_mib() < RESERVE_MIB
+        if self.free_mib is None or alive <= 0:
+            return False
+        now = asyncio.get_running_loop().time()
+        if now >= self._look_again:
+            self._look_again = now + GLANCE_S
+            self._short = self.free_mib() < RESERVE_MIB
+        return self._short
 
     async def _queue(self) -> None:
         if self._starting < self.starts:

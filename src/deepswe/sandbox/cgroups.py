@@ -172,12 +172,9 @@ def remove(group: Group) -> bool:
 
 def _set(path: str, value: str) -> None:
     """Write a setting; one about swap is left out where there is none."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if path.endswith(_WITH_SWAP):
-            return
-        raise
+    if path.endswith(_WITH_SWAP) and not os.path.exists(path):
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         os.write(descriptor, value.encode())
     finally:

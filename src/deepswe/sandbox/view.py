@@ -222,8 +222,13 @@ def _tail(directory: Path) -> tuple[str, ...]:
 
 def environment(spec: SandboxSpec) -> dict[str, str]:
     """What every command of a sandbox sees."""
+    return {**_default_environment(), **spec.env}
+
+
+@functools.cache
+def _default_environment() -> Mapping[str, str]:
     path = [os.path.dirname(interpreter()), "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin"]
-    default = {
+    return {
         "PATH": ":".join(dict.fromkeys(path)),
         "HOME": HOME,
         "USER": "agent",
@@ -232,7 +237,6 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
     }
-    return {**default, **spec.env}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +272,7 @@ def view(host: Host, spec: SandboxSpec) -> View:
         spec.layers, spec.workdir
     ):
         directories.append(("workdir", 0o755))
-        argv += ["--bind", str(host.upper / "workdir"), spec.workdir]
+        argv += ["--bind", f"{host.upper}/workdir", spec.workdir]
     return View(argv, directories)
 
 
