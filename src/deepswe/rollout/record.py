@@ -26,6 +26,7 @@ from deepswe.types import Ending, Graded, Step, TokenSpan, ToolCall, Trajectory,
 
 _DAMAGES = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError)
 _PLAIN = tuple(item.name for item in fields(Trajectory) if item.name not in ("spans", "steps", "grade", "usage"))
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 _LOWER, _UPPER = (0, 1) if sys.byteorder == "little" else (1, 0)
 Precision = Literal["f", "d"]
 
@@ -77,7 +78,7 @@ def pack_trajectory(trajectory: Trajectory) -> bytes:
     record: dict[str, Any] = {name: getattr(trajectory, name) for name in _PLAIN}
     record |= {"grade": _row(trajectory.grade), "usage": [list(_row(turn).values()) for turn in trajectory.usage]}
     record |= {"spans": spans, "steps": steps}
-    line = json.dumps(record, separators=(",", ":")).encode("ascii")
+    line = _COMPACT.encode(record).encode("ascii")
     return b"".join((line, b"\n", *texts, *numbers))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from deepswe.errors import SandboxDied, SandboxError
 from deepswe.sandbox import server
@@ -21,6 +22,7 @@ BATCH_BYTES = 4 << 20
 FRAME_BYTES = 1 << 30
 
 Answer = tuple[int, list[bytes]]
+Result = TypeVar("Result")
 
 
 class Wire:
@@ -44,8 +46,8 @@ class Wire:
         self._calls = 0
         self.lost = ""
         """Why the wire ended; empty while it lives."""
-        self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once the server greets; cancelled if it never will."""
+        self.hello: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """True once the server greets; False if it never will."""
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take what arrived."""
@@ -73,7 +75,7 @@ class Wire:
     def _dispatch(self, call: int, kind: int, fields: list[bytes]) -> None:
         if kind == server.HELLO:
             if not self.hello.done():
-                self.hello.set_result(None)
+                self.hello.set_result(True)
             return
         waiting = self._waiting.pop(call, None)
         if waiting is not None and not waiting.done():
@@ -84,18 +86,19 @@ class Wire:
         if self.lost:
             return
         self.lost = reason or "it ended"
-        self.hello.cancel()
+        _settle(self.hello, False)
         for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_result(None)
+            _settle(waiting, None)
         self._waiting.clear()
 
     async def greeted(self, timeout_s: float) -> bool:
         """Wait for the server's greeting; False if it does not come in time, or never will."""
-        await asyncio.wait((self.hello,), timeout=timeout_s)
-        if not self.hello.done():
-            await asyncio.wait((self.hello,), timeout=SECOND_LOOK_S)
-        return self.hello.done() and not self.hello.cancelled()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(timeout_s, loop.call_later, SECOND_LOOK_S, _settle, self.hello, False)
+        try:
+            return await self.hello
+        finally:
+            timer.cancel()
 
     async def ask(self, kind: int, fields: Sequence[bytes], timeout_s: float) -> Answer | None:
         """One request and its answer; None if the wire was or is lost meanwhile.
@@ -121,6 +124,12 @@ class Wire:
 
     def _put(self, frame: bytes) -> None:
         self._send(frame + self._seal(frame))
+
+
+def _settle(future: asyncio.Future[Result], result: Result) -> None:
+    """Unless it is settled already."""
+    if not future.done():
+        future.set_result(result)
 
 
 def _give_up(answer: asyncio.Future[Answer | None]) -> None:
