@@ -56,15 +56,15 @@ class _Stream:
         self._inbox = inbox
         self._outbox = bytearray()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(ours, self._readable)
+        self._loop.add_reader(ours.fileno(), self._readable)  # the selector would describe the socket itself in words
 
     def close(self) -> None:
         """End the connection, and with it the server. Later calls do nothing."""
         if self._socket.fileno() < 0:
             return
-        self._loop.remove_reader(self._socket)
+        self._loop.remove_reader(self._socket.fileno())
         if self._outbox:
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         self.wire.lose("its server has ended")
 
@@ -88,12 +88,12 @@ class _Stream:
         if not waiting:
             self._flush()
             if self._outbox:
-                self._loop.add_writer(self._socket, self._writable)
+                self._loop.add_writer(self._socket.fileno(), self._writable)
 
     def _writable(self) -> None:
         self._flush()
         if not self._outbox:
-            self._loop.remove_writer(self._socket)
+            self._loop.remove_writer(self._socket.fileno())
 
     def _flush(self) -> None:
         """Send what the socket takes now. One that is broken takes all: its reader will see that it has ended."""
