@@ -175,7 +175,7 @@ async def _take_turns(
     agent: AgentConfig,
 ) -> Ending:
     now = asyncio.get_running_loop().time
-    deadline = now() + rollout.trajectory_timeout_s
+    name, deadline = attempt.name, now() + rollout.trajectory_timeout_s
     generation_left = rollout.generation_timeout_s
     for turn in range(rollout.max_steps):
         room = rollout.max_tokens - len(record.stream)
@@ -190,7 +190,7 @@ async def _take_turns(
             seed=attempt.seed * 1_000_003 + turn,
         )
         begun = now()
-        completion = await _generate(policy, attempt.name, record.stream, sampling, min(generation_left, left))
+        completion = await _generate(policy, name, record.stream, sampling, min(generation_left, left))
         generation_s = now() - begun
         generation_left -= generation_s
         text = renderer.decode(completion.tokens)

@@ -50,8 +50,10 @@ class Profiler:
 
     def count(self, part: Part, more: int) -> None:
         """From now on so many more calls of that part are under way."""
-        self._settle()
-        self._in_flight[part] += more
+        before = self._in_flight[part]
+        if not before or not before + more:  # else waiting is put down to the same part as before
+            self._settle()
+        self._in_flight[part] = before + more
 
     def row(self) -> dict[str, float]:
         """Seconds so far: wall_s; learner_s, model_s, sandbox_s and ours_s, which add up to it; of ours, loop_s (the
