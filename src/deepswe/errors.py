@@ -130,7 +130,7 @@ class RunError(DeepsweError):
 
 
 class _Boundary:
-    """See `boundary`. No generator: those cost five times as much, and each turn of an attempt passes several."""
+    """See `boundary`. No generator: those cost three times as much, and each turn of an attempt passes several."""
 
     __slots__ = ("_place", "_wrap")
 

@@ -62,7 +62,7 @@ def draw_curves(run: RunRecord) -> Figure:
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    # Places that are given need not be found from the sizes of all that is near: that costs a third of the drawing.
+    # Places that are given need not be found from the sizes of all that is near, which is a tenth of the drawing.
     axes.set_title(panel.title, loc="left", y=1.0, fontsize=11, fontweight="bold", color=INK)
     axes.set_xlabel(panel.unit, fontsize=8, color=QUIET)
     axes.xaxis.set_label_coords(0.5, LABEL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -110,9 +111,11 @@ class Journal:
         if self._lines > COMPACT_AT + 2 * len(self._alive):
             self._compact()
             return
+        data = line.encode() + b"\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            os.write(descriptor, line.encode() + b"\n")
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
         finally:
             os.close(descriptor)
 

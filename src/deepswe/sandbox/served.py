@@ -114,6 +114,7 @@ class Wire:
         answer: asyncio.Future[Answer | None] = loop.create_future()
         self._waiting[call] = answer
         self._put(server.pack(call, kind, *fields))
+        # First to look again a little later, then to give up.
         timer = loop.call_later(timeout_s, loop.call_later, SECOND_LOOK_S, _give_up, answer)
         try:
             return await answer
