@@ -1,15 +1,17 @@
 """Shared prefixes computed once (`training.packing = "tree"`) against every sequence whole (`"padded"`).
 
-Two batches on one small Qwen3 model: 8 attempts at one task with a prompt of 2,048 tokens and 2,048 of their own; and 2
-attempts of 20 turns whose thinking is stripped from the history, so that each turn's sequence begins with all turns
-before it. An update of each side is timed, interleaved. Prints one JSON object as its last line:
+Two batches on one layer of Qwen3-0.6B's shape, the smallest of its family: 8 attempts at one task with a prompt of
+2,048 tokens and 2,048 of their own; and 2 attempts of 20 turns whose thinking is stripped from the history, so that
+each turn's sequence begins with all turns before it. An update of each side is timed, interleaved. Prints one JSON
+object as its last line:
 
 - `ours`, `peer`: median seconds of CPU of the two batches, on one thread; `ratio`: of each; `repeats`
 - `max_gradient_difference`: the largest, relative to the largest gradient, in float32
 - `max_gradient_difference_float64`: absolute, on a smaller batch in float64
 
-Exits 0 only where the ratios are at least 1.5 and 4, and the differences at most 1e-5 and 1e-10. `--quick` has shorter
-texts and one repeat, and holds the differences alone to their bounds.
+The narrower a model, the more of its time goes into attention, of which less is shared than of the rest: `--shape
+narrow` takes two layers of width 512. Exits 0 only where the ratios are at least 1.5 and 4, and the differences at most
+1e-5 and 1e-10. `--quick` has shorter texts and one repeat, and holds the differences alone to their bounds.
 """
 
 from __future__ import annotations
@@ -37,16 +39,24 @@ VOCABULARY = 2048
 WANTED = {"group": 1.5, "stripped": 4.0}
 
 
-def make_model(width: int, layers: int, *, wide: bool = False) -> Qwen3ForCausalLM:
+SHAPES = {
+    "qwen3": {"width": 1024, "inner": 3072, "layers": 1, "heads": 16, "kv": 8, "size": 128},
+    "narrow": {"width": 512, "inner": 1536, "layers": 2, "heads": 8, "kv": 4, "size": 64},
+    "quick": {"width": 128, "inner": 384, "layers": 2, "heads": 2, "kv": 1, "size": 64},
+    "exact": {"width": 64, "inner": 192, "layers": 2, "heads": 1, "kv": 1, "size": 64},
+}
+
+
+def make_model(shape: dict[str, int], *, wide: bool = False) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=width // 64,
-        num_key_value_heads=max(1, width // 128),
-        head_dim=64,
+        hidden_size=shape["width"],
+        intermediate_size=shape["inner"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["kv"],
+        head_dim=shape["size"],
         tie_word_embeddings=True,
         initializer_range=0.05,
     )
@@ -127,9 +137,9 @@ def trained(model: Qwen3ForCausalLM, samples: Sequence[TrainingSample], *, tree:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def compare(samples: Sequence[TrainingSample], *, width: int, layers: int, repeats: int) -> dict[str, float]:
+def compare(samples: Sequence[TrainingSample], *, shape: str, repeats: int) -> dict[str, float]:
     """Medians of interleaved passes, and the difference of the gradients."""
-    model = make_model(width, layers)
+    model = make_model(SHAPES[shape])
     attend_along(model)
     times: dict[bool, list[float]] = {True: [], False: []}
     gradients: dict[bool, list[Tensor]] = {}
@@ -152,7 +162,7 @@ def compare(samples: Sequence[TrainingSample], *, width: int, layers: int, repea
 
 def exact_difference() -> float:
     """The largest difference of any gradient in float64."""
-    model = make_model(64, 2, wide=True)
+    model = make_model(SHAPES["exact"], wide=True)
     attend_along(model)
     samples = [*group(3, 40, 30), *stripped(2, 20, 5, 9, 6, 7)]
     pairs = zip(*(trained(model, samples, tree=tree, budget=300) for tree in (True, False)), strict=True)
@@ -162,19 +172,23 @@ def exact_difference() -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter texts, one repeat")
-    quick = parser.parse_args().quick
+    parser.add_argument("--shape", choices=("qwen3", "narrow"), default="qwen3")
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    quick = arguments.quick
     torch.set_num_threads(1)
-    width, layers, repeats = (128, 2, 1) if quick else (512, 2, 3)
+    shape, repeats = ("quick", 1) if quick else (arguments.shape, arguments.repeats)
     scale = 8 if quick else 1
     batches = {
         "group": group(8, 2048 // scale, 2048 // scale),
         "stripped": stripped(2, 512 // scale, 20, 192 // scale, 64 // scale, 128 // scale),
     }
-    found = {name: compare(batch, width=width, layers=layers, repeats=repeats) for name, batch in batches.items()}
+    found = {name: compare(batch, shape=shape, repeats=repeats) for name, batch in batches.items()}
     result = {
         "ours": {name: made["ours"] for name, made in found.items()},
         "peer": {name: made["peer"] for name, made in found.items()},
         "ratio": {name: made["ratio"] for name, made in found.items()},
+        "shape": shape,
         "repeats": repeats,
         "max_gradient_difference": max(made["difference"] for made in found.values()),
         "max_gradient_difference_float64": exact_difference(),

@@ -23,16 +23,16 @@ def misfit(value: Any, wanted: Any, name: str = "") -> str:
         wanted: a type annotation of these; an int fits float, a bool only bool.
         name: of the value, for the sentence.
     """
-    origin, arguments = _anatomy(wanted)
+    origin, arguments = _form(wanted)
     if wanted is Any:
         return ""
     if origin in (Union, UnionType):
-        found = []
+        found: list[str] = []
         for one in arguments:
-            found.append(misfit(value, one, name))
-            if not found[-1]:
+            if not (wrong := misfit(value, one, name)):
                 return ""
-        return next((f for f in found if "[" in f or "." in f), found[0])
+            found.append(wrong)
+        return next((wrong for wrong in found if "[" in wrong or "." in wrong), found[0])
     if origin is Literal:
         return "" if value in arguments else f"{name} is {value!r}, not one of {', '.join(map(repr, arguments))}"
     if origin is tuple:
@@ -97,16 +97,17 @@ def _misfit_in_mapping(value: Any, key: Any, item: Any, name: str) -> str:
     return next(filter(None, (*keys, *items)), "")
 
 
+@cache
 def _plain(wanted: Any) -> Set[type]:
     """Types whose values all fit."""
     if wanted is float:
         return _NUMBERS
-    simple = isinstance(wanted, type) and get_origin(wanted) is None and not is_dataclass(wanted)
-    return frozenset({wanted}) if simple else frozenset()
+    return frozenset({wanted}) if isinstance(wanted, type) and not is_dataclass(wanted) else frozenset()
 
 
 @cache
-def _anatomy(wanted: Any) -> tuple[Any, tuple[Any, ...]]:
+def _form(wanted: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What an annotation is of, and with which arguments."""
     return get_origin(wanted), get_args(wanted)
 
 

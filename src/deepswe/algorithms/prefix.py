@@ -5,14 +5,17 @@ sequences of one trajectory share all turns before. With causal attention a toke
 of it alone, so equal prefixes have equal states: each is computed once, and its gradient is the sum over those who
 share it. A node of the tree is one token after one prefix.
 
-Samples are put in the order of their tokens, so that each shares most with its neighbour; a sample's new tokens then
-follow each other in the row, and its earlier ones are a few stretches of what is there already.
+Samples stand in the order of a walk through the tree that takes the way to the longest sample first wherever it
+branches. So a sample's new tokens follow each other in the row, its earlier ones are a few stretches of what is there
+already (one, where all branch off one long history), and those who branch off at one place are neighbours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -46,8 +49,33 @@ def shared_length(left: Tensor, right: Tensor) -> int:
 
 
 def tree_order(samples: Sequence[Tensor]) -> list[int]:
-    """The indices of sequences in the order of their tokens, so that neighbours share most."""
-    return sorted(range(len(samples)), key=lambda index: (samples[index].tolist(), index))
+    """The indices of sequences in the order of the walk: each shares most with the one before it."""
+    tokens = [sample.tolist() for sample in samples]
+    ranked = sorted(range(len(samples)), key=lambda index: (tokens[index], index))
+    shared = [shared_length(samples[left], samples[right]) for left, right in pairwise(ranked)]
+    walk: list[int] = []
+    waiting = [(0, len(ranked))] if ranked else []
+    while waiting:
+        low, high = waiting.pop()
+        longest = max(range(low, high), key=lambda place: len(tokens[ranked[place]]))
+        walk.append(ranked[longest])
+        left, right = range(longest - 1, low - 1, -1), range(longest + 1, high)
+        aside = [*_alike(left, [shared[at] for at in left]), *_alike(right, [shared[at - 1] for at in right])]
+        # The last of them is next: those who share most with the longest.
+        waiting += [(first, last + 1) for _, first, last in sorted(aside)]
+    return walk
+
+
+def _alike(places: Sequence[int], shared: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Places that have as much in common with where they begin: (how much, the lowest place, the highest).
+
+    Args:
+        places: going away from there.
+        shared: what each has in common with the one before it.
+    """
+    for depth, those in groupby(zip(accumulate(shared, min), places, strict=True), key=itemgetter(0)):
+        found = [place for _, place in those]
+        yield depth, min(found), max(found)
 
 
 def build_tree(samples: Sequence[Tensor]) -> PrefixTree:

@@ -22,6 +22,7 @@ from deepswe.audit.leaks import LEAKS
 from deepswe.audit.naive import fix_naively, naive_reward, open_naive, prepare_naive
 from deepswe.audit.steering import STEERING
 from deepswe.config import AgentConfig, BundledTasks, MicroTasks, SandboxConfig, TaskSetTasks
+from deepswe.cores import usable_cores
 from deepswe.envs.suites import check_runnable
 from deepswe.envs.swe import SweSuite
 from deepswe.errors import ConfigError, DeepsweError, StoreError
@@ -403,6 +404,6 @@ async def run_audit(
             cache = LayerCache(default_cache_root(os.environ))
             check_runnable(tasks, backend, cache)
             workshop = Workshop(pool.open, cache.path, limits_of(config), {"run": "audit"})
-            audit = Audit(tasks, workshop, record, concurrency=min(pool.concurrency, 2 * (os.cpu_count() or 1)))
+            audit = Audit(tasks, workshop, record, concurrency=min(pool.concurrency, 2 * usable_cores()))
             await audit.run(chosen, naive_tasks, progress)
         return summary(record, chosen, tasks)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
 import statistics
@@ -21,6 +20,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deepswe.config import BundledTasks, MicroTasks, SandboxConfig
+from deepswe.cores import usable_cores
 from deepswe.envs.suites import check_runnable
 from deepswe.errors import StoreError, TaskError
 from deepswe.grading.grade import grade
@@ -285,7 +285,7 @@ async def validate(
 
     kinds: tuple[Kind, ...] = ("gold", "noop")
     plan = [(task, kind, number) for task in tasks.tasks for number in range(runs) for kind in kinds]
-    await _spread(plan, one, workers or len(os.sched_getaffinity(0)))
+    await _spread(plan, one, workers or usable_cores())
     for task in tasks.tasks:
         if task.id not in found:
             found[task.id] = Validation(task.id, "", states[task.id].failure)

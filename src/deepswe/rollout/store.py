@@ -25,6 +25,7 @@ from deepswe.atomic import write_atomically
 from deepswe.errors import StoreError
 from deepswe.regular import open_regular, read_regular
 from deepswe.rollout.frames import (
+    Context,
     Entry,
     Frame,
     compress,
@@ -35,7 +36,8 @@ from deepswe.rollout.frames import (
     read_index,
     whole_size,
 )
-from deepswe.rollout.record import load_trajectory, pack_trajectory, unpack_head, unpack_trajectory
+from deepswe.rollout.packed import pack_trajectory, unpack_head, unpack_trajectory
+from deepswe.rollout.record import load_trajectory
 from deepswe.types import Ending, Trajectory
 
 _COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.(?:zst|jsonl)")
@@ -69,7 +71,7 @@ class Segment:
         Raises:
             StoreError: it could not be written whole; what was written before stays readable.
         """
-        offset = self._write(compress(pack_trajectory(trajectory)))
+        offset = self._write(compress(*pack_trajectory(trajectory)))
         self._entries.append((trajectory.task_id, trajectory.attempt, offset))
 
     def commit(self) -> None:
@@ -165,7 +167,7 @@ class TrajectoryStore:
             if path not in self._places:  # it never changes
                 self._places[path] = {(name, number): offset for name, number, offset in read_index(file)}
             offset = self._places[path].get((task_id, attempt))
-            return None if offset is None else unpack_trajectory(decompress(read_at(file, offset)))
+            return None if offset is None else unpack_trajectory(decompress(read_at(file, offset), Context()))
 
     def recorded(self, phase: str, step: int) -> tuple[Trajectory, ...]:
         """What is whole of a batch, committed or in flight; it may be nothing."""
@@ -190,7 +192,7 @@ class TrajectoryStore:
                 yield from self._read(path)
 
     def heads(self, phase: str | None = None) -> Iterator[Trajectory]:
-        """As `read`, at a third of its cost: without spans and steps, for counts and tables."""
+        """As `read`, at a part of its cost: without spans and steps, for counts and tables."""
         for name, step in self.segments():
             if phase in (None, name) and (path := self._committed(name, step)) is not None:
                 yield from self._read(path, unpack_head)
@@ -208,11 +210,12 @@ class TrajectoryStore:
                 whole = _lines(path, file)
                 yield from whole if unpack is unpack_trajectory else (replace(t, spans=(), steps=()) for t in whole)
                 return
+            context = Context()
             with _named(path):
                 entries = read_index(file)
             for number, (_, _, offset) in enumerate(entries, start=1):
                 with _named(path, number):
-                    trajectory = unpack(decompress(read_at(file, offset)))
+                    trajectory = unpack(decompress(read_at(file, offset), context))
                 yield trajectory
 
     def _salvage(self, partial: Path, settled: Collection[str]) -> list[tuple[int, Trajectory]]:
@@ -239,7 +242,7 @@ class TrajectoryStore:
         if not old.exists():
             return
         if not partial.exists():
-            packed = (compress(pack_trajectory(trajectory)) for trajectory in _lines(old, _whole_lines(old)))
+            packed = (compress(*pack_trajectory(trajectory)) for trajectory in _lines(old, _whole_lines(old)))
             write_atomically(partial, b"".join(packed))
         os.rename(old, self._attic(old))
 
@@ -273,9 +276,10 @@ def _frames(partial: Path) -> Iterator[Frame]:
 
 
 def _packed(path: Path, frames: Iterable[Frame]) -> Iterator[tuple[int, Trajectory]]:
+    context = Context()
     for number, frame in enumerate(frames, start=1):
         with _named(path, number):
-            trajectory = unpack_trajectory(decompress(frame.data))
+            trajectory = unpack_trajectory(decompress(frame.data, context))
         yield frame.offset, trajectory
 
 

@@ -35,11 +35,6 @@ def choose_concurrency(config: SandboxConfig, cores: int, available_mib: int) ->
     return max(1, min(PER_CORE * cores, available_mib * TYPICAL_SHARE // config.memory_mib))
 
 
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def available_memory_mib() -> int:
     """MemAvailable of this host; half of its memory where the kernel does not say."""
     try:

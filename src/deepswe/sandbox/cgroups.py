@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepswe.cores import group_mounts, own_groups
 from deepswe.sandbox.base import Limits
 from deepswe.sandbox.owner import PREFIX, is_abandoned, this_process
 
@@ -40,39 +41,6 @@ class Group:
         """
         name = "tasks" if self.version == 1 else "cgroup.procs"
         return tuple(str(directory / name) for directory in self.directories)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    root: str
-    point: Path
-    version: int
-    controllers: frozenset[str]
-
-
-def _mounts(mountinfo: str) -> Iterator[_Mount]:
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        kind, _, options = right.split(" ", 2)
-        if kind in ("cgroup", "cgroup2"):
-            fields = left.split(" ")
-            names = frozenset(options.rpartition(" ")[2].split(",")) if kind == "cgroup" else frozenset()
-            yield _Mount(fields[3], Path(fields[4]), 2 if kind == "cgroup2" else 1, names)
-
-
-def _own_paths(cgroup: str) -> dict[str, str]:
-    """Controller -> this process's group; "" is version 2."""
-    own = {}
-    for line in cgroup.splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            own[name] = path
-    return own
-
-
-def _directory(mount: _Mount, path: str) -> Path:
-    inside = path if mount.root == "/" else path.removeprefix(mount.root)
-    return mount.point / inside.lstrip("/")
 
 
 class Cgroups:
@@ -200,22 +168,21 @@ def _settings(version: int, controller: str, limits: Limits) -> dict[str, str]:
 def _find(proc: Path) -> tuple[int, dict[str, Path]]:
     """The version and, per controller that can be used, the directory in which groups are made."""
     try:
-        own = _own_paths((proc / "cgroup").read_text())
-        mounts = list(_mounts((proc / "mountinfo").read_text()))
+        own, mounts = own_groups(proc), group_mounts(proc)
     except OSError:
         return 0, {}
     first: dict[str, Path] = {}
     for mount in mounts:
         for controller in CONTROLLERS:
             if mount.version == 1 and controller in mount.controllers and controller in own:
-                directory = _directory(mount, own[controller])
+                directory = mount.directory(own[controller])
                 if controller not in first and os.access(directory, os.W_OK | os.X_OK):
                     first[controller] = directory
     if first:
         return 1, first
     for mount in mounts:
         if mount.version == 2 and "" in own:
-            base = _directory(mount, own[""])
+            base = mount.directory(own[""])
             for directory in (base, base.parent) if base != mount.point else (base,):
                 usable = _delegated(directory)
                 if usable:

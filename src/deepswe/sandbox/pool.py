@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deepswe.config import SandboxConfig
+from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError, SandboxError, SandboxStartError, SandboxUnavailable
 from deepswe.sandbox.admission import (
     STARTS_PER_CORE,
@@ -27,7 +28,6 @@ from deepswe.sandbox.admission import (
     available_memory_mib,
     budget_of,
     choose_concurrency,
-    usable_cores,
 )
 from deepswe.sandbox.backends import open_backend
 from deepswe.sandbox.base import EXPIRES, OWNER, RUN, Backend, Limits, Sandbox, SandboxSpec

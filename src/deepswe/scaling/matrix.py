@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError, StoreError
 from deepswe.grading.tree import Workshop
 from deepswe.jsonl import append_line, begin_so, read_lines
@@ -170,7 +170,7 @@ async def run_candidates(
             progress.advance(note=candidate.task_id)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(workers or len(os.sched_getaffinity(0)), len(todo))):
+        for _ in range(min(workers or usable_cores(), len(todo))):
             group.create_task(worker())
     unchecked = len(candidates) - len(checked)
     return Ran(len(checked), unchecked, len(todo), len(distinct) - len(todo), tuple(sorted(failures)))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from deepswe.config import Recipe
+from deepswe.cores import usable_cores
 from deepswe.envs.suites import OpenSuite
 from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
@@ -19,7 +18,7 @@ from deepswe.progress import Progress
 from deepswe.rollout.scheduler import Batch, Scheduler, collect_recorded
 from deepswe.rollout.store import TrajectoryStore
 from deepswe.training.lora import add_lora
-from deepswe.training.sharded import processes
+from deepswe.training.sharded import processes, processes_here
 from deepswe.types import Trajectory
 
 LOCKSTEP_WIDTH = 32
@@ -40,7 +39,7 @@ class Parts:
         self.counters, self.weights = opened.counters, opened.weights
         self._capacity = opened.capacity
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        torch.set_num_threads(recipe.run.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(recipe.run.threads or max(1, usable_cores() // processes_here()))
 
     @property
     def autocast(self) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 from transformers import AutoConfig, Qwen3Config
 
 from deepswe.config import CustomTasks, FrozenLakeTasks, ModelConfig, Recipe, build_recipe
+from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError
 from deepswe.policy.model_path import model_directory
 from deepswe.policy.models import scratch_config
-from deepswe.sandbox.admission import available_memory_mib, choose_concurrency, usable_cores
+from deepswe.sandbox.admission import available_memory_mib, choose_concurrency
 from deepswe.training.plan import Plan, make_plan, micro_shape
 from deepswe.training.plan_trace import ModelFacts, StepMemory, model_facts, step_memory
 

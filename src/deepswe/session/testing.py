@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepswe.config import Recipe
+from deepswe.cores import usable_cores
 from deepswe.envs.splits import check_split, tasks_of_split
 from deepswe.envs.suites import open_suite
 from deepswe.envs.swe import SweSuite
@@ -117,7 +117,7 @@ async def _settle(
             progress.advance(note=task.id)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(len(os.sched_getaffinity(0)), len(tasks))):
+        for _ in range(min(usable_cores(), len(tasks))):
             group.create_task(worker())
     held = [book.checks[task.id] for task in tasks if task.id in book.checks]
     without = [task for task in tasks if task.id in book.checks and not book.checks[task.id].generated]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from deepswe.config import ImitationConfig, ModelConfig, TrainingConfig
+from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError
 from deepswe.policy.checkpoints import EXPORT, damage
 from deepswe.policy.model_path import with_model_directory
@@ -280,7 +280,7 @@ def _load(model: ModelConfig, corpus: Iterable[str], seed: int) -> LoadedModel:
 
 def _settle(threads: int) -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(threads or usable_cores())
 
 
 def _prompter(loaded: LoadedModel, prompt: VerifierPrompt) -> Prompter:

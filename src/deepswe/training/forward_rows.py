@@ -21,6 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from deepswe.algorithms.packing import Branch, MicroBatch, Stretch, TrainingSample
 from deepswe.algorithms.prefix import collate_tree
 from deepswe.errors import TrainingError
+from deepswe.training.forward_parts import attend_in_parts, parts_of
 
 NAME = "deepswe_rows_of_samples"
 BLOCK = 1024
@@ -83,14 +84,27 @@ def along(
         made = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return made[0], None
     groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    attend = _in_parts if query.device.type == "cpu" else _under_masks
+    return attend(query, key, value, branches, scaling).transpose(1, 2).contiguous(), None
+
+
+def _in_parts(query: Tensor, key: Tensor, value: Tensor, branches: Sequence[Branch], scaling: float | None) -> Tensor:
+    return attend_in_parts(query, key, value, parts_of(branches), scaling=scaling)
+
+
+def _under_masks(
+    query: Tensor, key: Tensor, value: Tensor, branches: Sequence[Branch], scaling: float | None
+) -> Tensor:
+    """Branch by branch, on any device."""
     row = _Cut(branches)
     queries, keys, values = row.pieces(query), row.pieces(key), row.pieces(value)
     parts = []
     for branch in branches:
         path = [*branch.before, branch.own]
         own, along, worth = row.join(queries, [branch.own]), row.join(keys, path), row.join(values, path)
-        parts += _branch(branch.depth, own, repeat_kv(along, groups), repeat_kv(worth, groups), scaling)
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+        parts += _branch(branch.depth, own, along, worth, scaling)
+    return torch.cat(parts, dim=2)
 
 
 class _Cut:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from deepswe import __version__
 from deepswe.atomic import write_atomically
 from deepswe.config import RunConfig
+from deepswe.cores import usable_cores
 from deepswe.errors import RunError
 from deepswe.regular import read_regular
 
@@ -142,6 +143,6 @@ def _environment() -> dict[str, Any]:
         "deepswe": __version__,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": usable_cores(),
         "packages": versions,
     }

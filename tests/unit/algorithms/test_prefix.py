@@ -17,8 +17,8 @@ def tensors(sequences):
 def test_a_shared_prefix_stands_once():
     tree = build_tree(tensors([[5, 6, 7], [5, 6, 8, 9], [5, 6]]))
     assert tree.nodes == 5
-    assert tree.branches == (Branch((0, 2), ()), Branch((2, 3), ((0, 2),)), Branch((3, 5), ((0, 2),)))
-    assert [nodes.tolist() for nodes in tree.node_of] == [[0, 1, 2], [0, 1, 3, 4], [0, 1]]
+    assert tree.branches == (Branch((0, 4), ()), Branch((4, 5), ((0, 2),)))
+    assert [nodes.tolist() for nodes in tree.node_of] == [[0, 1, 4], [0, 1, 2, 3], [0, 1]]
 
 
 @settings(deadline=None)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deepswe.config import build_recipe
 from deepswe.envs.frozenlake import FrozenLakeSuite
@@ -26,3 +27,21 @@ def test_the_engine_keeps_what_the_recipe_says(engine: dict[str, Any], cache_byt
     parts = Parts(recipe, opened, TrajectoryStore(tmp_path), Silent())
     with parts.engine(parts.load_model()) as policy:
         assert policy.cache_bytes == cache_bytes
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "here", "threads"), [(0, 4, "1", 4), (0, 4, "2", 2), (0, 1, "2", 1), (3, 1, "2", 3)]
+)
+def test_threads_are_those_of_the_recipe_or_this_process_s_share_of_the_cores(
+    asked: int, cores: int, here: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    monkeypatch.setattr("deepswe.session.parts.usable_cores", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    tasks = {"kind": "frozenlake", "train": 8, "heldout": 2, "max_size": 3}
+    recipe = build_recipe(
+        {"run": {"name": "r", "threads": asked}, "model": {"scratch": SMALL}, "tasks": tasks}, origin="test"
+    )
+    Parts(recipe, OpenSuite(FrozenLakeSuite(recipe.tasks), 8), TrajectoryStore(tmp_path), Silent())  # type: ignore[arg-type]
+    assert chosen == [threads]

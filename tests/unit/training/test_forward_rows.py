@@ -48,6 +48,15 @@ def gradients(model, batch):
     return scores.logp_N.detach(), [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.fixture(params=["in parts", "under masks"])
+def way(request, monkeypatch):
+    """Both ways of attention: that of a CPU, and that of any device."""
+    if request.param == "under masks":
+        monkeypatch.setattr(forward_rows, "_in_parts", forward_rows._under_masks)
+        monkeypatch.setattr(forward_rows, "BLOCK", 3)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("recomputed", [False, True])
 def test_a_packed_row_gives_the_scores_and_gradients_of_its_samples_alone(make_model, recomputed):
     samples = [sample for trajectory in sharing_group() for sample in make_samples(trajectory, [1.0])]
@@ -95,9 +104,9 @@ def test_a_model_with_a_window_is_refused():
         attend_along(MistralForCausalLM(config))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("recomputed", [False, True])
-def test_a_tree_gives_the_scores_and_gradients_of_whole_sequences(make_model, monkeypatch, recomputed):
-    monkeypatch.setattr(forward_rows, "BLOCK", 3)
+def test_a_tree_gives_the_scores_and_gradients_of_whole_sequences(make_model, recomputed):
     samples = [sample for trajectory in sharing_group() for sample in make_samples(trajectory, [1.0])]
     wanted = gradients(exact(make_model()), collate(samples))
     model = exact(make_model())

@@ -8,7 +8,6 @@ before fails after. Nothing but ids is recorded while searching; `assemble` make
 from __future__ import annotations
 
 import json
-import os
 import queue
 import random
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deepswe.cores import usable_cores
 from deepswe.errors import BuildError, StoreError, TaskError
 from deepswe.jsonl import append_line, read_lines
 from deepswe.progress import Progress
@@ -261,7 +261,7 @@ def search(
     Raises:
         BuildError: the repository cannot be read.
     """
-    workers = plan.workers or len(os.sched_getaffinity(0))
+    workers = plan.workers or usable_cores()
     shop = _Workshop(history, name, plan, cache, pip or Pip())
     verdicts: Counter[str] = Counter()
     rows: list[CommitRow] = []

@@ -1,0 +1,112 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from deepswe.algorithms.packing import Branch
+from deepswe.algorithms.prefix import build_tree
+from deepswe.training import forward_parts
+from deepswe.training.forward_parts import Part, attend_in_parts, parts_of
+
+SEQUENCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=6)
+
+
+def branches_of(sequences):
+    return build_tree([torch.tensor(tokens) for tokens in sequences]).branches
+
+
+def seen_by(branches):
+    """Which keys (columns) each query (row) of a row of branches sees."""
+    size = branches[-1].own[1]
+    seen = torch.zeros(size, size, dtype=torch.int64)
+    for branch in branches:
+        for start, end in branch.before:
+            seen[slice(*branch.own), start:end] = 1
+        for token in range(*branch.own):
+            seen[token, branch.own[0] : token + 1] = 1
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def _(monkeypatch):
+    """Parts that are cut where a test's sequences are long enough for it."""
+    monkeypatch.setattr(forward_parts, "CUT", 3)
+    monkeypatch.setattr(forward_parts, "SHORT", 8)
+
+
+@settings(deadline=None)
+@given(SEQUENCES)
+def test_every_query_has_each_of_its_keys_in_one_part(sequences):
+    branches = branches_of(sequences)
+    counted = torch.zeros_like(seen_by(branches))
+    for queries, keys, causal in parts_of(branches):
+        square = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int64)
+        counted[slice(*queries), slice(*keys)] += square.tril() if causal else square
+    assert torch.equal(counted, seen_by(branches))
+
+
+@settings(deadline=None)
+@given(SEQUENCES)
+def test_each_query_has_itself_in_its_first_part_and_only_there(sequences):
+    parts = parts_of(branches_of(sequences))
+    causal = [part for part in parts if part.causal]
+    assert parts[: len(causal)] == causal
+    assert all(queries == keys for queries, keys, _ in causal)
+
+
+def test_neighbours_that_branch_off_at_one_place_are_one_part():
+    branches = (Branch((0, 6), ()), Branch((6, 8), ((0, 4),)), Branch((8, 9), ((0, 4),)), Branch((9, 10), ((0, 2),)))
+    assert [part for part in parts_of(branches) if part.keys in ((0, 4), (0, 2))] == [
+        Part((6, 9), (0, 4), False),
+        Part((9, 10), (0, 2), False),
+    ]
+
+
+def test_a_short_stretch_is_cut_and_a_long_one_is_not():
+    assert parts_of([Branch((0, 7), ())]) == [
+        Part((0, 3), (0, 3), True),
+        Part((3, 6), (3, 6), True),
+        Part((6, 7), (6, 7), True),
+        Part((3, 6), (0, 3), False),
+        Part((6, 7), (0, 6), False),
+    ]
+    assert parts_of([Branch((0, 8), ())]) == [Part((0, 8), (0, 8), True)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(SEQUENCES)
+def test_outcome_and_gradients_are_those_of_one_masked_attention(sequences):
+    branches = branches_of(sequences)
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(1, 2, branches[-1].own[1], 4, dtype=torch.float64, generator=generator) for _ in range(4)]
+    weights = states.pop()
+    found, wanted = [], []
+    for made in (found, wanted):
+        inputs = [s.clone().requires_grad_() for s in states]
+        if made is found:
+            gathered = attend_in_parts(*inputs, parts_of(branches), scaling=0.7)
+        else:
+            gathered = scaled_dot_product_attention(*inputs, attn_mask=seen_by(branches).bool(), scale=0.7)
+        (gathered * weights).sum().backward()
+        made += [gathered.detach(), *(s.grad for s in inputs)]
+    for got, right in zip(found, wanted, strict=True):
+        assert torch.allclose(got, right, atol=1e-12)
+
+
+def test_a_gradient_without_strides_serves():
+    query, key, value = (torch.randn(1, 2, 5, 4, requires_grad=True) for _ in range(3))
+    attend_in_parts(query, key, value, parts_of([Branch((0, 5), ())]), scaling=None).sum().backward()
+    assert torch.allclose(value.grad.sum(), torch.tensor(40.0))  # each query's weights add up to 1
+
+
+def test_states_of_half_the_width_are_added_up_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    branches = branches_of([[0, 0, 1, 1, 0, 1, 1], [0, 0, 1, 0], [0, 0, 0], [1]])
+    exact = [torch.randn(1, 2, branches[-1].own[1], 8, generator=generator).bfloat16() for _ in range(3)]
+    narrow, wide = ([s.to(kind, copy=True).requires_grad_() for s in exact] for kind in (torch.bfloat16, torch.float32))
+    for inputs in (narrow, wide):
+        attend_in_parts(*inputs, parts_of(branches), scaling=None).square().sum().backward()
+    for got, right in zip(narrow, wide, strict=True):
+        assert got.grad.dtype == torch.bfloat16
+        assert torch.allclose(got.grad.float(), right.grad, atol=0.05, rtol=0.05)
