@@ -16,6 +16,8 @@ from deepswe.analysis.record import RunRecord, read_run
 from deepswe.errors import RunError
 
 COLUMNS = 3
+LABEL = -0.1
+"""Where the unit stands below a panel, in heights of it."""
 
 
 def write_curves(run_dir: Path) -> Path:
@@ -60,8 +62,10 @@ def draw_curves(run: RunRecord) -> Figure:
 
 
 def _draw(axes: Axes, panel: Panel) -> None:
-    axes.set_title(panel.title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    # Places that are given need not be found from the sizes of all that is near, which is a tenth of the drawing.
+    axes.set_title(panel.title, loc="left", y=1.0, fontsize=11, fontweight="bold", color=INK)
     axes.set_xlabel(panel.unit, fontsize=8, color=QUIET)
+    axes.xaxis.set_label_coords(0.5, LABEL)
     if panel.healthy is not None:
         axes.axhspan(*panel.healthy, color="#588157", alpha=0.12, linewidth=0)
     if panel.stacked:

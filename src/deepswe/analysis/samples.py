@@ -66,7 +66,7 @@ def note_attempts(store: TrajectoryStore) -> tuple[AttemptNote, ...]:
     Raises:
         StoreError: a record is damaged.
     """
-    notes = (_note(trajectory) for trajectory in store.read())
+    notes = (_note(trajectory) for trajectory in store.heads())
     return tuple(sorted(notes, key=lambda note: (_ORDER.get(note.name, 5), note.split, note.key)))
 
 

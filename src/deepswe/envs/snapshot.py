@@ -7,6 +7,7 @@ conversion, no filters, no hidden differences), and byte code is never in it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
 import zlib
@@ -19,6 +20,8 @@ from deepswe.sandbox.base import ExecResult, Sandbox
 
 COMMIT_TIMEOUT_S = 120.0
 DIFF_TIMEOUT_S = 120.0
+SNAPSHOTS = 64
+"""Of so many small trees, those used last, the commit is kept."""
 _OWN = "/tmp/.snapshot"
 _IDENTITY = "agent <agent@localhost> 946684800 +0000"
 _ATTRIBUTES = b"* !text !eol !ident !filter !working-tree-encoding !diff !merge\n"
@@ -78,6 +81,16 @@ class Snapshot:
 
 class DiffRefused(Exception):
     """The work cannot be turned into a diff, because of what the agent did; the text says why."""
+
+
+@functools.lru_cache(maxsize=SNAPSHOTS)
+def snapshot_of(files: tuple[tuple[str, str], ...]) -> Snapshot:
+    """`build_snapshot` of texts, which the attempts of a group share.
+
+    Args:
+        files: path relative to the root, and text.
+    """
+    return build_snapshot({path: text.encode() for path, text in files})
 
 
 def build_snapshot(files: Mapping[str, bytes]) -> Snapshot:

@@ -12,7 +12,7 @@ from typing import Any
 from deepswe.config import AgentConfig
 from deepswe.envs.base import Environment, Outcome, Verdict
 from deepswe.envs.prompts import opening_messages
-from deepswe.envs.snapshot import DiffRefused, Snapshot, build_snapshot, commit_tree, git_directory, make_diff
+from deepswe.envs.snapshot import DiffRefused, Snapshot, commit_tree, git_directory, make_diff, snapshot_of
 from deepswe.envs.solvers import Solver, gold_solver
 from deepswe.errors import EnvironmentFault, TaskError, boundary
 from deepswe.grading.grade import grade
@@ -142,7 +142,7 @@ async def _lay_and_commit(sandbox: Sandbox, task: Task) -> Snapshot:
     if task.image is not None:
         await prepare_image(sandbox, task.image, for_agent=True)
     elif task.repository.base is None:
-        snapshot = build_snapshot({path: text.encode() for path, text in task.repository.files.items()})
+        snapshot = snapshot_of(tuple(task.repository.files.items()))
         await lay_tree(sandbox, task.repository, git_directory(snapshot))
         return snapshot
     await lay_tree(sandbox, task.repository)

@@ -7,6 +7,7 @@ itself matches the names (`git apply --include/--exclude`), so no way of writing
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -65,6 +66,7 @@ def protected_patterns() -> Iterator[str]:
         yield from (name, f"{name}/*")
 
 
+@functools.lru_cache(maxsize=1024)
 def is_protected(path: str) -> bool:
     """Whether a path is one that a patch may touch only where the gold patch does; hidden test files aside."""
     parts = path.split("/")

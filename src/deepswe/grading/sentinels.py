@@ -99,7 +99,7 @@ def add_sentinels(
     tree, templates = _analyse(text, wanted, pytest)
     drawn = rng.sample(templates, len(templates))
     drawn.sort(key=lambda pair: _id(*pair) not in urgent)
-    copies = [pair for pair in drawn if _last_literal(pair[1]) is not None]
+    copies = [pair for pair in drawn if _can_be_copied(pair[1])]
     chosen: list[tuple[_Place, str, str]] = []
     made: dict[str, str] = {}
     for place, function in (copies or drawn)[: PER_FILE if copies else 1]:
@@ -169,6 +169,16 @@ def _last_literal(function: _Function) -> tuple[ast.AST, str, int] | None:
     return None
 
 
+@functools.lru_cache(maxsize=1024)
+def _can_be_copied(function: _Function) -> bool:
+    return _last_literal(function) is not None
+
+
+@functools.lru_cache(maxsize=1024)
+def _source(function: _Function) -> str:
+    return ast.unparse(function)
+
+
 def _changeable(node: ast.expr) -> bool:
     try:
         ast.literal_eval(node)
@@ -223,7 +233,7 @@ def _new_name(name: str, place: _Place, chosen: Sequence[tuple[_Place, str, str]
 
 def _copy(function: _Function, name: str, rng: random.Random) -> str:
     """The source of a copy with another literal at its end."""
-    copied = ast.parse(ast.unparse(function)).body[0]
+    copied = ast.parse(_source(function)).body[0]
     assert isinstance(copied, ast.FunctionDef)
     copied.name = name
     if len(copied.body) > 1 and ast.get_docstring(copied, clean=False) is not None:
@@ -253,7 +263,7 @@ def _plain(tree: ast.Module, function: _Function, name: str, place: _Place, rng:
     ]
     subject = rng.choice(imported) if imported else f"len({value!r})"
     arguments = "self" if place.owner else ""
-    unittest = place.owner and "self.assert" in ast.unparse(function)
+    unittest = place.owner and "self.assert" in _source(function)
     check = f"self.assertEqual({subject}, {value})" if unittest else f"assert {subject} == {value}"
     return f"def {name}({arguments}):\n    {check}"
 

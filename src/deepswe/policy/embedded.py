@@ -314,9 +314,8 @@ class EmbeddedPolicy:
         engine = self._engine
         with self._changed:
             now = time.monotonic()
-            for request in self._waiting:
-                if request.deadline <= now and not request.cancelled:
-                    _deliver(request, request.complete("timeout", self._version))
+            late = [r for r in self._waiting if r.deadline <= now and not r.cancelled]
+            _deliver([(request, request.complete("timeout", self._version)) for request in late])
             self._waiting = [r for r in self._waiting if not r.cancelled and r.deadline > now]
             admitted: list[Request] = []
             if not self._deterministic or not engine.active:
@@ -361,27 +360,34 @@ class EmbeddedPolicy:
         if not over:
             return
         self._engine.drop([row for row, _, _ in over])
-        for _, request, finish in over:
-            if finish is not None:
-                _deliver(request, request.complete(finish, version))
+        _deliver([(request, request.complete(finish, version)) for _, request, finish in over if finish is not None])
 
     def _fail_all(self, message: str) -> None:
         with self._changed:
             failed = [*self._waiting, *(row.request for row in self._engine.active if row.request is not None)]
             self._waiting = []
             self._engine.reset()
-        for request in failed:
-            _deliver(request, PolicyError(message))
+        _deliver([(request, PolicyError(message)) for request in failed])
 
 
-def _deliver(request: Request, result: Completion | PolicyError) -> None:
-    def settle() -> None:
+Answer = tuple[Request, Completion | PolicyError]
+
+
+def _deliver(answers: Sequence[Answer]) -> None:
+    """Give answers to those who wait, each event loop woken once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = {}
+    for answer in answers:
+        by_loop.setdefault(answer[0].loop, []).append(answer)
+    for loop, own in by_loop.items():
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_settle, own)
+
+
+def _settle(answers: Sequence[Answer]) -> None:
+    for request, result in answers:
         if request.future.done():
-            return
+            continue
         if isinstance(result, Completion):
             request.future.set_result(result)
         else:
             request.future.set_exception(result)
-
-    if not request.loop.is_closed():
-        request.loop.call_soon_threadsafe(settle)

@@ -12,6 +12,7 @@ tokenised as plain text: nothing but the template can end a turn or start one.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from deepswe.policy.base import ObservationRole
 from deepswe.tools.calls import parse_call
 from deepswe.types import Message, ToolCall
 
+OPENINGS, OBSERVATIONS, COMPLETIONS = 64, 256, 64
+"""Of so many texts, those used last, the tokens are kept."""
 _MARKER = "\ue0f1turn\ue0f2"
 _PROBE = "\ue0f1text\ue0f2"
 _PROBES = ("", " \n a\t\n\n ", "{{ a }}{% b %}", "<think>\na\n</think>\n\nb", "<tool_response>\na\n</tool_response>")
@@ -56,8 +59,12 @@ class Renderer:
         if not getattr(tokenizer, "chat_template", None):
             raise PolicyError("the tokenizer has no chat template; set model.chat_template in the recipe")
         self._tokenizer = tokenizer
-        # The encoder itself: the same ids as `tokenizer.encode`, at a quarter of its cost on short texts.
+        # The encoder itself: the same ids and texts as the tokenizer's, at a quarter of its cost on short ones.
         self._encoder = tokenizer.backend_tokenizer
+        # The attempts of a group begin alike, and often see the same; scripts end alike.
+        self._opened = functools.lru_cache(maxsize=OPENINGS)(self._open)
+        self._observed = functools.lru_cache(maxsize=OBSERVATIONS)(self._observe)
+        self._completed = functools.lru_cache(maxsize=COMPLETIONS)(self._complete)
         self._tools = [dict(declaration) for declaration in tools]
         if not thinking and "enable_thinking" not in str(tokenizer.chat_template):
             raise PolicyError(
@@ -95,6 +102,9 @@ class Renderer:
         Raises:
             PolicyError: the template refuses the conversation or drops the text of a message.
         """
+        return self._opened(tuple(messages))
+
+    def _open(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         masked, hidden = self._mask_all([message.content for message in messages])
         rendered = self._render([(message.role, text) for message, text in zip(messages, masked, strict=True)])
         return self._encode_masked(rendered, hidden)
@@ -112,12 +122,17 @@ class Renderer:
         Raises:
             PolicyError: the template refuses the role.
         """
+        return (self._turn_end if truncated else ()) + self._observed(text, role or self._role)
+
+    def _observe(self, text: str, role: ObservationRole) -> tuple[int, ...]:
         (masked,), hidden = self._mask_all([text])
-        after = self._after_turn(role or self._role, masked)
-        return (self._turn_end if truncated else ()) + self._encode_masked(after, hidden)
+        return self._encode_masked(self._after_turn(role, masked), hidden)
 
     def completion(self, text: str) -> tuple[int, ...]:
         """The tokens of a scripted turn: its text, no special token read out of it, and the end of the turn."""
+        return self._completed(text)
+
+    def _complete(self, text: str) -> tuple[int, ...]:
         return (*self._encode_plain(text), *self._turn_end)
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -241,6 +256,4 @@ class Renderer:
 
     def _text(self, tokens: Sequence[int]) -> str:
         with boundary("policy.render", PolicyError):
-            return str(
-                self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            )
+            return str(self._encoder.decode(list(tokens), skip_special_tokens=False))

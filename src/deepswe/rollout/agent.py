@@ -174,13 +174,14 @@ async def _take_turns(
     rollout: RolloutConfig,
     agent: AgentConfig,
 ) -> Ending:
-    deadline = _now() + rollout.trajectory_timeout_s
+    now = asyncio.get_running_loop().time
+    name, deadline = attempt.name, now() + rollout.trajectory_timeout_s
     generation_left = rollout.generation_timeout_s
     for turn in range(rollout.max_steps):
         room = rollout.max_tokens - len(record.stream)
         if room <= 0:
             return Ending.MAX_CONTEXT
-        if (left := deadline - _now()) <= 0:
+        if (left := deadline - now()) <= 0:
             return Ending.ENV_TIMEOUT
         sampling = Sampling(
             max_tokens=min(room, rollout.max_turn_tokens),
@@ -188,9 +189,9 @@ async def _take_turns(
             stop_tokens=renderer.stop_tokens,
             seed=attempt.seed * 1_000_003 + turn,
         )
-        begun = _now()
-        completion = await _generate(policy, attempt.name, record.stream, sampling, min(generation_left, left))
-        generation_s = _now() - begun
+        begun = now()
+        completion = await _generate(policy, name, record.stream, sampling, min(generation_left, left))
+        generation_s = now() - begun
         generation_left -= generation_s
         text = renderer.decode(completion.tokens)
         spans = [TokenSpan(tokens, True, logprobs, version) for tokens, logprobs, version in completion.by_version()]
@@ -205,7 +206,7 @@ async def _take_turns(
         if completion.finish == "length" and room <= rollout.max_turn_tokens:
             record.steps.append(Step(text, None, "", "max_context", generation_s))
             return Ending.MAX_CONTEXT
-        begun = _now()
+        begun = now()
         limit = min(agent.step_timeout_s, max(deadline - begun, 1e-3))
         with boundary("environment.act", EnvironmentFault):
             async with asyncio.timeout(limit + GRACE_S):
@@ -214,7 +215,7 @@ async def _take_turns(
         last = turn == rollout.max_steps - 1
         if agent.steps_remaining and not outcome.done and not last:
             observation = f"{observation}\nSteps Remaining: {rollout.max_steps - turn - 1}"
-        record.steps.append(Step(text, outcome.call, observation, outcome.error, generation_s, _now() - begun))
+        record.steps.append(Step(text, outcome.call, observation, outcome.error, generation_s, now() - begun))
         if outcome.done:
             return Ending.SUBMITTED
         if last:

@@ -18,7 +18,8 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ from deepswe.rollout.record import DAMAGES, assemble, first_misfit
 from deepswe.types import Graded, Step, TokenSpan, ToolCall, Trajectory, Ungraded, Usage
 
 FORMAT = 2
+_ABOUT_PARTS = frozenset({"format", "kinds", "counts", "codes", "spans", "steps"})
+"""Keys of the line of JSON, of either format, that say how to read spans and steps."""
 _CODES = ("Hf", "Hd", "If", "Id")
 _PLAIN = tuple(item.name for item in fields(Trajectory) if item.name not in ("spans", "steps", "grade", "usage"))
 
@@ -74,7 +77,7 @@ def unpack_trajectory(record: bytes) -> Trajectory:
     Raises:
         StoreError: these bytes are no packed trajectory.
     """
-    try:
+    with _read(record):
         end = record.index(b"\n")
         head = json.loads(record[:end])
         kind = head.pop("format", 1)
@@ -84,14 +87,35 @@ def unpack_trajectory(record: bytes) -> Trajectory:
             spans, steps = packed_1.unpack(head.pop("spans"), head.pop("steps"), record, end + 1)
         else:
             raise ValueError(f"its format is {kind!r}, and this version reads formats up to {FORMAT}")
-        head["usage"] = tuple(Usage(*row) for row in head["usage"])
-        rest = assemble({**head, "spans": (), "steps": ()})
-        wrong = first_misfit(rest)
-        trajectory = replace(rest, spans=spans, steps=steps)
+        return replace(_rest(head), spans=spans, steps=steps)
+
+
+def unpack_head(record: bytes) -> Trajectory:
+    """The same without its spans and steps, which cost most to read: what it was, how it ended and its worth.
+
+    Raises:
+        StoreError: these bytes are no packed trajectory.
+    """
+    with _read(record):
+        head = json.loads(record[: record.index(b"\n")])
+        return _rest({name: value for name, value in head.items() if name not in _ABOUT_PARTS})
+
+
+@contextmanager
+def _read(record: bytes) -> Iterator[None]:
+    """Whatever fails inside is said of the record."""
+    try:
+        yield
     except (*DAMAGES, struct.error) as error:
         raise StoreError(f"not a packed trajectory ({error}); it begins {record[:80]!r}") from error
-    if wrong:
-        raise StoreError(f"not a packed trajectory ({wrong}); it begins {record[:80]!r}")
+
+
+def _rest(head: Mapping[str, Any]) -> Trajectory:
+    """What the line of JSON says, but for what it says about spans and steps."""
+    usage = tuple(Usage(*row) for row in head["usage"])
+    trajectory = assemble({**head, "usage": usage, "spans": (), "steps": ()})
+    if wrong := first_misfit(trajectory):
+        raise ValueError(wrong)
     return trajectory
 
 

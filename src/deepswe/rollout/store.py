@@ -14,8 +14,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -35,7 +36,7 @@ from deepswe.rollout.frames import (
     read_index,
     whole_size,
 )
-from deepswe.rollout.packed import pack_trajectory, unpack_trajectory
+from deepswe.rollout.packed import pack_trajectory, unpack_head, unpack_trajectory
 from deepswe.rollout.record import load_trajectory
 from deepswe.types import Ending, Trajectory
 
@@ -43,6 +44,8 @@ _COMMITTED = re.compile(r"(?P<phase>[A-Za-z0-9_]+)-(?P<step>\d{6})\.(?:zst|jsonl
 PARTIAL = ".partial.zst"
 """How the names of segments in flight end."""
 _ABANDONED = re.compile(r"-(\d{4,})\.(?:zst|jsonl)$")
+Unpack = Callable[[bytes], Trajectory]
+"""A record as it is packed -> what is wanted of it."""
 _OLD, _OLD_PARTIAL = ".jsonl", ".partial.jsonl"
 
 
@@ -188,6 +191,12 @@ class TrajectoryStore:
             if phase in (None, name) and (path := self._committed(name, step)) is not None:
                 yield from self._read(path)
 
+    def heads(self, phase: str | None = None) -> Iterator[Trajectory]:
+        """As `read`, at a part of its cost: without spans and steps, for counts and tables."""
+        for name, step in self.segments():
+            if phase in (None, name) and (path := self._committed(name, step)) is not None:
+                yield from self._read(path, unpack_head)
+
     def _path(self, phase: str, step: int, suffix: str) -> Path:
         return self.directory / f"{phase}-{step:06d}{suffix}"
 
@@ -195,17 +204,18 @@ class TrajectoryStore:
         paths = (self._path(phase, step, suffix) for suffix in (".zst", _OLD))
         return next((path for path in paths if path.exists()), None)
 
-    def _read(self, path: Path) -> Iterator[Trajectory]:
+    def _read(self, path: Path, unpack: Unpack = unpack_trajectory) -> Iterator[Trajectory]:
         with _opened(path) as file:
             if path.suffix == _OLD:
-                yield from _lines(path, file)
+                whole = _lines(path, file)
+                yield from whole if unpack is unpack_trajectory else (replace(t, spans=(), steps=()) for t in whole)
                 return
             context = Context()
             with _named(path):
                 entries = read_index(file)
             for number, (_, _, offset) in enumerate(entries, start=1):
                 with _named(path, number):
-                    trajectory = unpack_trajectory(decompress(read_at(file, offset), context))
+                    trajectory = unpack(decompress(read_at(file, offset), context))
                 yield trajectory
 
     def _salvage(self, partial: Path, settled: Collection[str]) -> list[tuple[int, Trajectory]]:

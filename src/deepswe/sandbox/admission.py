@@ -7,7 +7,6 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxError
@@ -23,6 +22,8 @@ STARTS_PER_CORE = 4
 RESERVE_MIB = 256
 """While less memory than this is free on the host, no further sandbox is started, unless none is alive."""
 LOOK_S = 0.2
+GLANCE_S = 0.01
+"""The host's free memory is not asked for more often: what starts in between takes far less than the reserve."""
 
 
 def choose_concurrency(config: SandboxConfig, cores: int, available_mib: int) -> int:
@@ -37,10 +38,14 @@ def choose_concurrency(config: SandboxConfig, cores: int, available_mib: int) ->
 def available_memory_mib() -> int:
     """MemAvailable of this host; half of its memory where the kernel does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        descriptor = os.open("/proc/meminfo", os.O_RDONLY)
     except OSError:
         return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 21
-    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:")), 1024)
+    try:
+        _, found, rest = os.read(descriptor, 1 << 14).partition(b"MemAvailable:")
+    finally:
+        os.close(descriptor)
+    return int(rest.split(None, 1)[0]) >> 10 if found else 1024
 
 
 @dataclass(slots=True)
@@ -86,6 +91,8 @@ class Admission:
     _cpus: float = 0.0
     _starting: int = 0
     _held: int = 0
+    _short: bool = False
+    _look_again: float = 0.0
     _next_start: float = 0.0
     _waiting: deque[tuple[Limits, asyncio.Future[None]]] = field(default_factory=deque)
     _queued: deque[asyncio.Future[None]] = field(default_factory=deque)
@@ -173,7 +180,13 @@ class Admission:
     def _is_short_of_memory(self) -> bool:
         """Those that wait here, or for their turn, hold a place and no memory yet."""
         alive = self.taken - self._held - len(self._queued)
-        return self.free_mib is not None and alive > 0 and self.free_mib() < RESERVE_MIB
+        if self.free_mib is None or alive <= 0:
+            return False
+        now = asyncio.get_running_loop().time()
+        if now >= self._look_again:
+            self._look_again = now + GLANCE_S
+            self._short = self.free_mib() < RESERVE_MIB
+        return self._short
 
     async def _queue(self) -> None:
         if self._starting < self.starts:

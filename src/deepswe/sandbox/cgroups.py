@@ -9,6 +9,7 @@ A directory's name starts with its owner's process id and start time, so that a 
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,14 +25,14 @@ _WITH_SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 """Files that exist only where the kernel accounts for swap."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """The directories of one sandbox, empty where there are none."""
 
     directories: tuple[Path, ...] = ()
     version: int = 0
 
-    @property
+    @functools.cached_property
     def entrances(self) -> tuple[str, ...]:
         """The files through which a process of one thread enters, by writing 0.
 
@@ -85,8 +86,7 @@ class Cgroups:
                 directories.append(directory)
             for controller, parent in self.parents.items():
                 for file, value in _settings(self.version, controller, limits).items():
-                    if file not in _WITH_SWAP or (parent / name / file).exists():
-                        (parent / name / file).write_text(value)
+                    _set(f"{parent}/{name}/{file}", value)
         except OSError:
             remove(Group(tuple(directories)))
             raise
@@ -136,6 +136,17 @@ def remove(group: Group) -> bool:
         except OSError:
             done = False
     return done
+
+
+def _set(path: str, value: str) -> None:
+    """Write a setting; one about swap is left out where there is none."""
+    if path.endswith(_WITH_SWAP) and not os.path.exists(path):
+        return
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, value.encode())
+    finally:
+        os.close(descriptor)
 
 
 def _settings(version: int, controller: str, limits: Limits) -> dict[str, str]:

@@ -267,8 +267,7 @@ class Backend:
                 await container.start()
             except aiodocker.DockerError as error:
                 raise SandboxStartError(self._no_start(life.name, plan.image, python, error.message)) from error
-            await asyncio.wait((link.wire.hello,))
-            if link.wire.hello.cancelled():
+            if not await link.wire.hello:
                 raise SandboxStartError(self._no_start(life.name, plan.image, python, link.wire.lost))
         layout = LAYOUTS[self._own.layout]
         variables = environment(spec, plan, layout, (image.get("Config") or {}).get("Env") or ())

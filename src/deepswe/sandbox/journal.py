@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -110,8 +111,13 @@ class Journal:
         if self._lines > COMPACT_AT + 2 * len(self._alive):
             self._compact()
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        data = line.encode() + b"\n"
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        finally:
+            os.close(descriptor)
 
     def _compact(self) -> None:
         fresh = self.path.with_suffix(".new")

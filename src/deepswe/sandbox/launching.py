@@ -41,6 +41,8 @@ class Launcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: deque[tuple[bytes, socket.socket | None]] = deque()
         self._gone = False
+        self._stuck = False
+        self._inbox = bytearray(launcher_program.MESSAGE_BYTES)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         package = Path(launcher_program.__file__).parents[2]
@@ -121,7 +123,8 @@ class Launcher:
             try:
                 socket.send_fds(self._socket, [data], [control.fileno()] if control is not None else [])
             except BlockingIOError:
-                if self._loop is not None:
+                if self._loop is not None and not self._stuck:
+                    self._stuck = True
                     self._loop.add_writer(self._socket.fileno(), self._flush)
                 return
             except OSError:
@@ -132,7 +135,8 @@ class Launcher:
                 control.close()
         if self._gone:
             self._lost()
-        elif self._loop is not None:
+        elif self._loop is not None and self._stuck:
+            self._stuck = False
             self._loop.remove_writer(self._socket.fileno())
 
     def _attach(self) -> None:
@@ -145,20 +149,20 @@ class Launcher:
         if self._loop is not None and not self._loop.is_closed() and self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
-        self._loop = None
+        self._loop, self._stuck = None, False
 
     def _readable(self) -> None:
         while True:
             try:
-                data = self._socket.recv(launcher_program.MESSAGE_BYTES)
+                count = self._socket.recv_into(self._inbox)
             except BlockingIOError:
                 return
             except OSError:
-                data = b""
-            if not data:
+                count = 0
+            if not count:
                 self._lost()
                 return
-            message = json.loads(data)
+            message = json.loads(self._inbox[:count])
             ended = self._ends.pop(message["name"], None)
             if ended is not None and not ended.done():
                 ended.set_result(message["stderr"])

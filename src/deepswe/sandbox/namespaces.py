@@ -31,46 +31,81 @@ from deepswe.sandbox.journal import (
 )
 from deepswe.sandbox.launcher import BUBBLEWRAP, FORKED
 from deepswe.sandbox.launching import LAUNCHER_GONE, Launcher, explain_refusal
-from deepswe.sandbox.served import GRACE_S, SECOND_LOOK_S, Answer, ServedSandbox, Wire
+from deepswe.sandbox.served import GRACE_S, Answer, ServedSandbox, Wire
 from deepswe.sandbox.view import disk_mib, environment, prepare_host, view
 
 _NAMESPACE_SIGNS = ("uid map", "new namespace", "No permissions to create")
 """What bubblewrap says where the machine, such as Ubuntu by AppArmor, forbids namespaces."""
+READ_BYTES = 1 << 18
 STOP_S = 1.0
 """How long a sandbox may take to end by itself before bubblewrap is killed."""
 
 
-class _Stream(asyncio.Protocol):
-    """Carries a wire over one end of a socket pair."""
+class _Stream:
+    """Carries a wire over one end of a socket pair, by plain callbacks: a transport costs several times as much."""
 
-    def __init__(self) -> None:
+    def __init__(self, ours: socket.socket, inbox: bytearray) -> None:
+        """Take over a socket that does not block.
+
+        Args:
+            ours: the socket.
+            inbox: what is read into; all streams of an event loop may share one, since nothing stays in it.
+        """
         self.wire = Wire(self._send)
-        self._transport: asyncio.Transport | None = None
-
-    @property
-    def connected(self) -> bool:
-        return self._transport is not None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.wire.feed(data)
-        if self.wire.lost:
-            self.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.wire.lose("its server has ended")
+        self._socket = ours
+        self._inbox = inbox
+        self._outbox = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(ours.fileno(), self._readable)  # the selector would describe the socket itself in words
 
     def close(self) -> None:
-        """End the connection, and with it the server."""
-        if self._transport is not None:
-            self._transport.abort()
+        """End the connection, and with it the server. Later calls do nothing."""
+        if self._socket.fileno() < 0:
+            return
+        self._loop.remove_reader(self._socket.fileno())
+        if self._outbox:
+            self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        self.wire.lose("its server has ended")
+
+    def _readable(self) -> None:
+        try:
+            count = self._socket.recv_into(self._inbox)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if count:
+            self.wire.feed(memoryview(self._inbox)[:count])
+        if not count or self.wire.lost:
+            self.close()
 
     def _send(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
+        if self._socket.fileno() < 0:
+            return
+        waiting = bool(self._outbox)
+        self._outbox += data
+        if not waiting:
+            self._flush()
+            if self._outbox:
+                self._loop.add_writer(self._socket.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        self._flush()
+        if not self._outbox:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _flush(self) -> None:
+        """Send what the socket takes now. One that is broken takes all: its reader will see that it has ended."""
+        try:
+            while self._outbox:
+                with memoryview(self._outbox) as view:
+                    sent = self._socket.send(view)
+                del self._outbox[:sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._outbox.clear()
 
 
 class BubblewrapSandbox(ServedSandbox):
@@ -112,7 +147,8 @@ class _Life:
     group: Group
     ended: asyncio.Future[str]
     stream: _Stream
-    ending: asyncio.Task[None] | None = None
+    over: asyncio.Future[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
 
 class Backend:
@@ -134,6 +170,7 @@ class Backend:
         self._launcher = self._open_launcher(way)
         self._journal = Journal(directory / FILE)
         self._lives: dict[str, _Life] = {}
+        self._inbox = bytearray(READ_BYTES)
 
     def _open_launcher(self, way: str) -> Launcher:
         """The launcher, which tries its way in a control group as sandboxes have it; that is free again afterwards."""
@@ -164,22 +201,15 @@ class Backend:
             raise SandboxStartError(f"no control group for sandbox {name}: {error}") from error
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        stream = _Stream()
         self._journal.began(name, spec.labels)
+        stream = _Stream(ours, self._inbox)
         ended = self._launcher.start(name, shown, spec.limits, group, theirs, lifetime_of(spec))
         life = _Life(name, spec.limits, group, ended, stream)
         self._lives[name] = life
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: stream, sock=ours)
-            hello = stream.wire.hello
-            await asyncio.wait((hello,), timeout=timeout_s)
-            if not hello.done():
-                await asyncio.wait((hello,), timeout=SECOND_LOOK_S)
-            if not hello.done() or hello.cancelled():
+            if not await stream.wire.greeted(timeout_s):
                 raise await self._failure(life, timeout_s)
         except BaseException:
-            if not stream.connected:
-                ours.close()
             await self.stop(name)
             raise
         enforced = {
@@ -209,20 +239,33 @@ class Backend:
         life = self._lives.get(name)
         if life is None:
             return
-        if life.ending is None:
-            life.ending = asyncio.ensure_future(self._end(life))
-        await asyncio.shield(life.ending)
+        if life.over is None:
+            loop = asyncio.get_running_loop()
+            life.over = loop.create_future()
+            life.timer = loop.call_later(STOP_S, self._hasten, life)
+            life.stream.close()
+            life.ended.add_done_callback(lambda _: self._settle(life))
+        await asyncio.shield(life.over)
 
-    async def _end(self, life: _Life) -> None:
-        life.stream.close()
-        await asyncio.wait((life.ended,), timeout=STOP_S)
-        if not life.ended.done():
-            self._launcher.kill(life.name)
-            await asyncio.wait((life.ended,), timeout=GRACE_S)
+    def _hasten(self, life: _Life) -> None:
+        """It does not end by itself."""
+        self._launcher.kill(life.name)
+        life.timer = asyncio.get_running_loop().call_later(GRACE_S, self._settle, life)
+
+    def _settle(self, life: _Life) -> None:
+        """It has ended, or will not."""
+        if life.over is None or life.timer is None or life.over.done():
+            return
+        life.timer.cancel()
         del self._lives[life.name]
-        self._journal.ended(life.name)
         if life.ended.done() and life.ended.result() != LAUNCHER_GONE:
             self._cgroups.give(life.group, life.limits)
+        try:
+            self._journal.ended(life.name)
+        except OSError as error:
+            life.over.set_exception(error)
+        else:
+            life.over.set_result(None)
 
     async def close(self) -> None:
         """End every sandbox, then the launcher; remove the control groups."""

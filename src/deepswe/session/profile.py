@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,17 +42,18 @@ class Profiler:
         self._last = (wall(), cpu())
         self._in_flight: dict[str, int] = dict.fromkeys(PARTS, 0)
         self._spent = dict.fromkeys((*PARTS, "loop", "alone"), 0.0)
+        self._inside = {part: _Inside(self, part) for part in PARTS}
 
-    @contextmanager
-    def inside(self, part: Part) -> Iterator[None]:
+    def inside(self, part: Part) -> AbstractContextManager[None]:
         """That part is at work, also across awaits; any number of times at once."""
-        self._settle()
-        self._in_flight[part] += 1
-        try:
-            yield
-        finally:
+        return self._inside[part]
+
+    def count(self, part: Part, more: int) -> None:
+        """From now on so many more calls of that part are under way."""
+        before = self._in_flight[part]
+        if not before or not before + more:  # else waiting is put down to the same part as before
             self._settle()
-            self._in_flight[part] -= 1
+        self._in_flight[part] = before + more
 
     def row(self) -> dict[str, float]:
         """Seconds so far: wall_s; learner_s, model_s, sandbox_s and ours_s, which add up to it; of ours, loop_s (the
@@ -73,7 +74,27 @@ class Profiler:
         computed = min(cpu - self._last[1], passed)
         self._last = (wall, cpu)
         self._spent["loop"] += computed
-        self._spent[next((part for part in PARTS if self._in_flight[part]), "alone")] += passed - computed
+        self._spent[self._awaited] += passed - computed
+
+    @property
+    def _awaited(self) -> str:
+        for part in PARTS:
+            if self._in_flight[part]:
+                return part
+        return "alone"
+
+
+class _Inside:
+    """See `Profiler.inside`; one a part, since nothing is kept between enter and exit."""
+
+    def __init__(self, profiler: Profiler, part: Part) -> None:
+        self._profiler, self._part = profiler, part
+
+    def __enter__(self) -> None:
+        self._profiler.count(self._part, 1)
+
+    def __exit__(self, *_: object) -> None:
+        self._profiler.count(self._part, -1)
 
 
 def write_profile(path: Path, row: Mapping[str, float]) -> dict[str, float]:

@@ -145,7 +145,7 @@ class _Main:
         self._check_tasks()
         loaded = self._parts.load_model()
         renderer = self._parts.renderer(loaded)
-        learner = self._make_learner(loaded)
+        learner = await self._learn_in_thread(self._make_learner, loaded)
         start = 0
         if checkpoint := to_resume(self._trained):
             if isinstance(learner, LeadingLearner):
@@ -248,9 +248,8 @@ class _Main:
         config, progress = self._recipe.imitation, self._parts.progress
         if not config.steps:
             return
-        imitation = Imitation(
-            loaded.model, config, self._recipe.training, seed=self._recipe.run.seed, bfloat16=self._parts.autocast
-        )
+        options = {"seed": self._recipe.run.seed, "bfloat16": self._parts.autocast}
+        imitation = await self._learn_in_thread(Imitation, loaded.model, config, self._recipe.training, **options)
         if checkpoint := to_resume(self._imitated):
             imitation.load_state_dict(checkpoint.learner_state())
         if imitation.updates >= config.steps:

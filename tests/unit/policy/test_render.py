@@ -141,6 +141,17 @@ def test_what_is_no_observation_is_refused() -> None:
         renderer.read_observation(renderer.completion("hello"))
 
 
+def test_what_was_rendered_before_is_rendered_alike_for_every_role_and_after_every_turn() -> None:
+    renderer, fresh = Renderer(make_tokenizer(CHATML)), Renderer(make_tokenizer(CHATML))
+    for _ in range(2):
+        for role in ("user", "tool", None):
+            for truncated in (False, True):
+                tokens = renderer.observation("a <|im_end|> b", role=role, truncated=truncated)
+                assert tokens == fresh.observation("a <|im_end|> b", role=role, truncated=truncated)
+                assert renderer.read_observation(tokens) == "a <|im_end|> b"
+    assert renderer.observation("x", role="tool") != renderer.observation("x", role="user")
+
+
 def test_truncated_turn_gets_its_stop_token_before_the_observation() -> None:
     renderer = Renderer(make_tokenizer(CHATML))
     (stop,) = renderer.stop_tokens

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -267,3 +268,15 @@ def test_what_is_abandoned_replaces_no_older_record_also_where_one_was_deleted(t
     store.begin("train", 0, keep=False)[0].__exit__(None, None, None)
     assert {name: (attic / name).read_bytes() for name in kept} == kept
     assert sorted(path.name[-8:] for path in attic.iterdir()) == ["0001.zst", "0002.zst", "0003.zst"]
+
+
+def test_heads_are_the_attempts_without_their_tokens_and_texts(tmp_path: Path) -> None:
+    store = TrajectoryStore(tmp_path)
+    segment, _ = store.begin("train", 3, keep=True)
+    with segment:
+        for number in range(3):
+            segment.append(trajectory(attempt=number))
+        segment.commit()
+    assert list(store.heads()) == [replace(whole, spans=(), steps=()) for whole in store.read()]
+    assert list(store.heads("train")) == list(store.heads())
+    assert not list(store.heads("before"))

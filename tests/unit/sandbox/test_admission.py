@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxError
+from deepswe.sandbox import admission
 from deepswe.sandbox.admission import Admission, Budget, budget_of, choose_concurrency
 from deepswe.sandbox.base import Limits
 
@@ -180,3 +181,19 @@ def test_concurrency_is_the_recipes_or_what_cores_and_memory_allow():
     assert choose_concurrency(config, cores=2, available_mib=24_000) == 128
     assert choose_concurrency(SandboxConfig(backend="kubernetes"), cores=2, available_mib=100) == 64
     assert budget_of(SandboxConfig(memory_mib=10, cpus=0.5), 4) == Budget(4, 40, 2.0)
+
+
+def test_starts_of_one_moment_look_at_the_free_memory_once():
+    async def main():
+        looks = []
+        gate = Admission(Budget(100, 100_000, 100), starts=99, free_mib=lambda: looks.append(1) or 5000)
+        for _ in range(20):
+            gate.try_enter(SMALL)
+            await gate.begin_start()
+        assert len(looks) < 20
+        await asyncio.sleep(2 * admission.GLANCE_S)
+        seen = len(looks)
+        await gate.begin_start()
+        assert len(looks) == seen + 1
+
+    asyncio.run(main())

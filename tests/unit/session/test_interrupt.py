@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 import signal
 
@@ -25,3 +26,15 @@ def test_sigterm_ends_a_run_though_its_loop_is_full_of_wakeups() -> None:
         run_to_end(busy())
     assert closed == [True]
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_garbage_is_searched_for_less_often_while_it_runs_and_not_among_what_was_loaded() -> None:
+    before = gc.get_threshold()
+
+    async def look() -> tuple[int, int]:
+        return gc.get_threshold()[0], gc.get_freeze_count()
+
+    threshold, frozen = run_to_end(look())
+    assert threshold > before[0]
+    assert frozen > 0
+    assert gc.get_threshold() == before

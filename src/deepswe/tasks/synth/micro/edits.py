@@ -8,6 +8,7 @@ no training task, neither as a bug nor as a guess of the reference solver.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -93,6 +94,12 @@ def apply(source: str, edit: Edit) -> str:
     return "\n".join(lines)
 
 
+@functools.lru_cache(maxsize=16)
+def functions(source: str) -> tuple[ast.FunctionDef, ...]:
+    """The functions at the top level of a module; not to be changed."""
+    return tuple(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+
+
 def edits(source: str, function: str) -> tuple[Edit, ...]:
     """Every edit of one function, in the order of the text.
 
@@ -100,7 +107,7 @@ def edits(source: str, function: str) -> tuple[Edit, ...]:
         source: a module.
         function: name of a function at its top level.
     """
-    node = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == function)
+    node = next(n for n in functions(source) if n.name == function)
     lines = source.split("\n")
     parameters = [argument.arg for argument in node.args.args]
     stored = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]

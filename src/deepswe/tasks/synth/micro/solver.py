@@ -9,14 +9,13 @@ part, and the rest from the tests.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Generator
 from dataclasses import dataclass
 from random import Random
 
 from deepswe.errors import TaskError
-from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, draw_kind, edits
+from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, draw_kind, edits, functions
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import ToolCall
 
@@ -67,8 +66,8 @@ def _read_fix(task: Task, hidden: HiddenTests) -> _Fix:
         raise TaskError(f"the gold patch of {task.id} is no one-line patch; the reference solver is for micro tasks")
     source = task.repository.files[paths[0]]
     number = source.split("\n").index(removed[0]) + 1
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.lineno <= number <= (node.end_lineno or node.lineno):
+    for node in functions(source):
+        if node.lineno <= number <= (node.end_lineno or node.lineno):
             return _Fix(paths[0], node.name, removed[0], added[0])
     raise TaskError(f"the gold patch of {task.id} is outside of every function; the reference solver cannot read it")
 
