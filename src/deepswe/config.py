@@ -849,8 +849,8 @@ class ClusterConfig(Section):
     tensor_parallel: PositiveInt = 1
     """GPUs of one copy of the engine's model."""
     memory_gib: float = Field(default=0.0, ge=0)
-    """Memory of each GPU, or of the machine where `gpu` is `cpu`; 0 takes the usual one of that GPU, and this
-    machine's memory for `cpu`."""
+    """Memory of each GPU, or of the machine where `gpu` is `cpu`; 0 takes the usual one of that GPU, and for `cpu`
+    what this machine, or the limit of the container, lets the program have."""
     usd_per_gpu_hour: float = Field(default=0.0, ge=0)
     """Price of one GPU for an hour, in US dollars; 0 leaves it out of the cost."""
     usd_per_core_hour: float = Field(default=0.0, ge=0)

@@ -1,13 +1,11 @@
-"""Who may start a sandbox when: places, memory and processor shares, the host's free memory, and the rate of starts."""
+"""Who may start a sandbox when: places, memory and processor shares, the free memory, and the rate of starts."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxError
@@ -21,7 +19,7 @@ REMOTE = 64
 STARTS_PER_CORE = 4
 """Starts under way at once: more only make each one slower."""
 RESERVE_MIB = 256
-"""While less memory than this is free on the host, no further sandbox is started, unless none is alive."""
+"""While less memory than this is available, no further sandbox is started, unless none is alive."""
 LOOK_S = 0.2
 
 
@@ -32,15 +30,6 @@ def choose_concurrency(config: SandboxConfig, cores: int, available_mib: int) ->
     if config.backend == "kubernetes":
         return REMOTE
     return max(1, min(PER_CORE * cores, available_mib * TYPICAL_SHARE // config.memory_mib))
-
-
-def available_memory_mib() -> int:
-    """MemAvailable of this host; half of its memory where the kernel does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 21
-    return next((int(line.split()[1]) >> 10 for line in lines if line.startswith("MemAvailable:")), 1024)
 
 
 @dataclass(slots=True)
@@ -74,7 +63,7 @@ class Admission:
         budget: what may be taken at once.
         starts: starts under way at once.
         starts_per_s: begun per second; 0 is no limit.
-        free_mib: free memory of the host now, or None where sandboxes do not run on it.
+        free_mib: memory available to this process and its sandboxes now, or None where they do not run beside it.
     """
 
     budget: Budget

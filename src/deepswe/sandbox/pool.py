@@ -22,10 +22,10 @@ from typing import Any, Self
 from deepswe.config import SandboxConfig
 from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError, SandboxError, SandboxStartError, SandboxUnavailable
+from deepswe.memory import available_memory_mib
 from deepswe.sandbox.admission import (
     STARTS_PER_CORE,
     Admission,
-    available_memory_mib,
     budget_of,
     choose_concurrency,
 )
