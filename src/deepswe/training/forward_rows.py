@@ -92,9 +92,9 @@ def along(
 
 
 def _in_parts(query: Tensor, key: Tensor, value: Tensor, branches: Sequence[Branch], scaling: float | None) -> Tensor:
-    if torch.is_autocast_enabled("cpu"):  # of which its kernel hears nothing
-        narrow = torch.get_autocast_dtype("cpu")
-        query, key, value = query.to(narrow), key.to(narrow), value.to(narrow)
+    # Under autocast the values alone are narrow; the kernel takes one type, and is slower in that one.
+    kind = torch.promote_types(query.dtype, value.dtype)
+    query, key, value = query.to(kind), key.to(kind), value.to(kind)
     return attend_in_parts(query, key, value, parts_of(branches), scaling=scaling)
 
 
