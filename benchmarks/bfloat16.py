@@ -3,8 +3,8 @@
 Three shapes: the model of the quickstart, a wider one, and six of the thirty layers of SmolLM2-135M, which are
 alike. The sides take turns. Prints one JSON object as its last line:
 
-- `ours`, `peer`: median seconds of CPU, on one thread, in bfloat16 and in float32, of an update with padded rows, of one
-  on prefix trees (`training.packing`), and of the engine
+- `ours`, `peer`: median seconds of CPU, on one thread, in bfloat16 and in float32, of an update with padded rows, of
+  one on prefix trees (`training.packing`), and of the engine
 - `ratio`: float32 over bfloat16, above 1 where bfloat16 is faster; `repeats`
 - `difference`: mean and largest of the log-probs of the sampled tokens between the two, in nats
 - `instructions`: those for bfloat16 that the processor has
