@@ -3,12 +3,14 @@
 Three shapes: the model of the quickstart, a wider one, and six of the thirty layers of SmolLM2-135M, which are
 alike. The sides take turns. Prints one JSON object as its last line:
 
-- `ours`, `peer`: median seconds of CPU, on one thread, in bfloat16 and in float32, of an update and of the engine
+- `ours`, `peer`: median seconds of CPU, on one thread, in bfloat16 and in float32, of an update with padded rows, of
+  one on prefix trees (`training.packing`), and of the engine
 - `ratio`: float32 over bfloat16, above 1 where bfloat16 is faster; `repeats`
 - `difference`: mean and largest of the log-probs of the sampled tokens between the two, in nats
 - `instructions`: those for bfloat16 that the processor has
 
-Exits 0 always: it decides nothing, and recipes for a CPU are in float32 unless they say otherwise (`model.dtype`).
+Exits 0 always: it decides nothing, and recipes for a CPU are in float32 unless they say otherwise (`model.dtype`, and
+`engine.dtype` for the engine alone).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -75,9 +77,11 @@ def make_group(vocabulary: int, scale: int) -> list[Trajectory]:
     return group
 
 
-def updates(model: Qwen3ForCausalLM, group: list[Trajectory], bfloat16: bool) -> Callable[[], object]:
+def updates(
+    model: Qwen3ForCausalLM, group: list[Trajectory], bfloat16: bool, packing: Literal["padded", "tree"]
+) -> Callable[[], object]:
     algorithm = AlgorithmConfig(drop_uniform_groups=False, kl_start_every=0)
-    training = TrainingConfig(learning_rate=1e-6, tokens_per_microbatch=8192)
+    training = TrainingConfig(learning_rate=1e-6, tokens_per_microbatch=8192, packing=packing)
     learner = Learner(copy.deepcopy(model), training, algorithm, max_tokens=1024, bfloat16=bfloat16)
     return lambda: learner.update([group])
 
@@ -108,10 +112,11 @@ def compare(shape: dict[str, int], repeats: int, scale: int) -> dict[str, Any]:
     model = make_model(shape).eval()
     group = make_group(shape["vocabulary"], scale)
     row: dict[str, Any] = {"difference": difference(model, group)}
-    with EmbeddedPolicy(model, threads=1, autocast=torch.bfloat16) as narrow, EmbeddedPolicy(model, threads=1) as wide:
+    with EmbeddedPolicy(model, threads=1, autocast=torch.bfloat16) as slim, EmbeddedPolicy(model, threads=1) as wide:
         sides = {
-            "update": {True: updates(model, group, True), False: updates(model, group, False)},
-            "engine": {True: turns(narrow, group, scale), False: turns(wide, group, scale)},
+            "update": {narrow: updates(model, group, narrow, "padded") for narrow in (True, False)},
+            "tree": {narrow: updates(model, group, narrow, "tree") for narrow in (True, False)},
+            "engine": {True: turns(slim, group, scale), False: turns(wide, group, scale)},
         }
         for part, ways in sides.items():
             times: dict[bool, list[float]] = {True: [], False: []}
@@ -134,7 +139,7 @@ def main() -> int:
     names, repeats, scale = (["quickstart"], 1, 4) if arguments.quick else (list(SHAPES), arguments.repeats, 1)
     found = {name: compare(SHAPES[name], repeats, scale) for name in names}
     keys = ("ours", "peer", "ratio")
-    parts = ("update", "engine")
+    parts = ("update", "tree", "engine")
     result = {key: {name: {part: made[part][key] for part in parts} for name, made in found.items()} for key in keys}
     flags = set(re.findall(r"\b(?:avx512_bf16|amx_bf16|avx_ne_convert)\b", Path("/proc/cpuinfo").read_text()))
     print(

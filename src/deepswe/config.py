@@ -24,6 +24,7 @@ Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Dtype = Literal["float32", "bfloat16"]
 
 
 class Section(BaseModel):
@@ -106,8 +107,9 @@ class ModelConfig(Section):
     """The model to build when `path` is empty."""
     gguf_file: str = ""
     """File inside `path` to load instead of safetensors weights; needs the `gguf` extra."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the forward pass. Master weights stay float32, but frozen ones (`lora`) are held in this type."""
+    dtype: Dtype = "float32"
+    """Type of the forward pass, of the engine's too unless `engine.dtype` says. Master weights stay float32, but frozen
+    ones (`lora`) are held in this type."""
     lora: LoraAdapters = LoraAdapters()
     """Adapters to train in place of all weights."""
     chat_template: str = ""
@@ -821,6 +823,9 @@ class EngineConfig(Section):
     """Of the embedded engine: keys and values of attempts that are kept between their turns, in GiB; what is beyond is
     computed anew. 0 takes 4 on a CPU and in deterministic mode, and on a GPU half of what is free beside the weights
     and the learner's gradients and moments."""
+    dtype: Dtype | Literal[""] = ""
+    """Of the embedded engine: type of its forward pass; empty takes `model.dtype`. On a CPU `float32` samples faster,
+    straight from the master weights, also where the learner is faster in `bfloat16`."""
     vllm: VllmConfig = VllmConfig()
     """Used where `backend` is `vllm`."""
 
@@ -844,8 +849,8 @@ class ClusterConfig(Section):
     tensor_parallel: PositiveInt = 1
     """GPUs of one copy of the engine's model."""
     memory_gib: float = Field(default=0.0, ge=0)
-    """Memory of each GPU, or of the machine where `gpu` is `cpu`; 0 takes the usual one of that GPU, and this
-    machine's memory for `cpu`."""
+    """Memory of each GPU, or of the machine where `gpu` is `cpu`; 0 takes the usual one of that GPU, and for `cpu`
+    what this machine, or the limit of the container, lets the program have."""
     usd_per_gpu_hour: float = Field(default=0.0, ge=0)
     """Price of one GPU for an hour, in US dollars; 0 leaves it out of the cost."""
     usd_per_core_hour: float = Field(default=0.0, ge=0)
@@ -881,6 +886,11 @@ class Recipe(Section):
     engine: EngineConfig = EngineConfig()
     asynchrony: AsynchronyConfig = AsynchronyConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @property
+    def engine_dtype(self) -> Dtype:
+        """Type of the engine's forward pass, and of its keys and values."""
+        return self.engine.dtype or self.model.dtype
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -920,6 +930,16 @@ class Recipe(Section):
         if embedded and self.asynchrony.in_flight != "keep":
             raise ValueError(
                 f"asynchrony.in_flight is {self.asynchrony.in_flight!r}, but the embedded engine keeps turns in flight"
+            )
+        if self.engine.dtype and not embedded:
+            raise ValueError(
+                f"engine.dtype is {self.engine.dtype!r}, but the vLLM servers have the type that they were started "
+                "with; leave it empty (`deepswe serve` starts them with model.dtype)"
+            )
+        if self.model.lora.rank and self.model.dtype == "bfloat16" and self.engine_dtype == "float32":
+            raise ValueError(
+                "engine.dtype is 'float32', but model.lora with model.dtype 'bfloat16' holds the frozen weights in "
+                "bfloat16; leave engine.dtype empty, or set model.dtype to 'float32'"
             )
         if not embedded and self.training.steps and (vllm.top_p != 1.0 or vllm.top_k != -1):
             raise ValueError(

@@ -42,3 +42,27 @@ def test_a_key_that_is_like_no_other_gets_no_guess() -> None:
 def test_the_sandbox_alone_gets_the_same_advice() -> None:
     with pytest.raises(ConfigError, match="did you mean memory_mib"):
         load_sandbox(["sandbox.memory=3"])
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"engine": {"backend": "vllm", "dtype": "float32"}}, "the vLLM servers have the type"),
+        (
+            {"model": {"dtype": "bfloat16", "lora": {"rank": 2}}, "engine": {"dtype": "float32"}},
+            "holds the frozen weights in bfloat16; leave engine.dtype empty",
+        ),
+        ({"engine": {"dtype": "float16"}}, "engine.dtype"),
+    ],
+)
+def test_an_engine_s_type_that_cannot_be_is_refused(sections: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as failure:
+        recipe(**sections)
+    assert said in str(failure.value)
+
+
+def test_the_engine_has_the_model_s_type_unless_it_has_its_own() -> None:
+    assert recipe(model={"dtype": "bfloat16"}).engine_dtype == "bfloat16"
+    assert recipe(model={"dtype": "bfloat16"}, engine={"dtype": "float32"}).engine_dtype == "float32"
+    frozen = {"dtype": "float32", "lora": {"rank": 2}}
+    assert recipe(model=frozen, engine={"dtype": "bfloat16"}).engine_dtype == "bfloat16"

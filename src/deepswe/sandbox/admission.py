@@ -1,9 +1,8 @@
-"""Who may start a sandbox when: places, memory and processor shares, the host's free memory, and the rate of starts."""
+"""Who may start a sandbox when: places, memory and processor shares, the free memory, and the rate of starts."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ REMOTE = 64
 STARTS_PER_CORE = 4
 """Starts under way at once: more only make each one slower."""
 RESERVE_MIB = 256
-"""While less memory than this is free on the host, no further sandbox is started, unless none is alive."""
+"""While less memory than this is available, no further sandbox is started, unless none is alive."""
 LOOK_S = 0.2
 GLANCE_S = 0.01
 """The host's free memory is not asked for more often: what starts in between takes far less than the reserve."""
@@ -33,19 +32,6 @@ def choose_concurrency(config: SandboxConfig, cores: int, available_mib: int) ->
     if config.backend == "kubernetes":
         return REMOTE
     return max(1, min(PER_CORE * cores, available_mib * TYPICAL_SHARE // config.memory_mib))
-
-
-def available_memory_mib() -> int:
-    """MemAvailable of this host; half of its memory where the kernel does not say."""
-    try:
-        descriptor = os.open("/proc/meminfo", os.O_RDONLY)
-    except OSError:
-        return (os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) >> 21
-    try:
-        _, found, rest = os.read(descriptor, 1 << 14).partition(b"MemAvailable:")
-    finally:
-        os.close(descriptor)
-    return int(rest.split(None, 1)[0]) >> 10 if found else 1024
 
 
 @dataclass(slots=True)
@@ -79,7 +65,7 @@ class Admission:
         budget: what may be taken at once.
         starts: starts under way at once.
         starts_per_s: begun per second; 0 is no limit.
-        free_mib: free memory of the host now, or None where sandboxes do not run on it.
+        free_mib: memory available to this process and its sandboxes now, or None where they do not run beside it.
     """
 
     budget: Budget

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
+import math
 import os
 import random
 import secrets
@@ -101,6 +102,16 @@ async def arguments_and_environment_are_exact(ground: Ground, sandbox: Sandbox) 
         show = ["sh", "-c", 'printf "%s|%s" "$CHECK_A" "$CHECK_B"']
         result = await other.exec(show, timeout_s=WAIT_S, env={"CHECK_B": "x 'y\n\u00e9"})
         expect(result.stdout.decode() == "spec|x 'y\n\u00e9", told(result))
+
+
+async def numeric_libraries_start_a_thread_for_each_core_of_the_sandbox(ground: Ground, sandbox: Sandbox) -> None:
+    """Of the host's they would start more than `pids` allows; the spec's number goes over it."""
+    show = ["sh", "-c", 'printf "%s" "$OMP_NUM_THREADS"']
+    result = await sandbox.exec(show, timeout_s=WAIT_S)
+    expect(result.stdout == str(math.ceil(ground.spec.limits.cpus)).encode(), told(result))
+    async with ground.pool.open(replace(ground.spec, env={"OMP_NUM_THREADS": "3"})) as other:
+        result = await other.exec(show, timeout_s=WAIT_S)
+        expect(result.stdout == b"3", told(result))
 
 
 async def a_command_starts_in_its_directory(ground: Ground, sandbox: Sandbox) -> None:
@@ -479,6 +490,7 @@ CHECKS: tuple[Check, ...] = (
         what_cannot_be_started_is_126_or_127,
         stdin_and_binary_output_are_exact,
         arguments_and_environment_are_exact,
+        numeric_libraries_start_a_thread_for_each_core_of_the_sandbox,
         a_command_starts_in_its_directory,
         the_channel_is_apart_from_the_output,
         output_over_its_limit_is_dropped_and_counted,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import shutil
 import time
@@ -22,10 +23,10 @@ from typing import Any, Self
 from deepswe.config import SandboxConfig
 from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError, SandboxError, SandboxStartError, SandboxUnavailable
+from deepswe.memory import available_memory_mib
 from deepswe.sandbox.admission import (
     STARTS_PER_CORE,
     Admission,
-    available_memory_mib,
     budget_of,
     choose_concurrency,
 )
@@ -38,6 +39,9 @@ KINDS = 4
 """Kinds of sandboxes, of those asked for last, of which warm ones are kept."""
 STALE = 0.25
 """Share of its lifetime after which a warm sandbox is not handed out any more: whoever takes it needs the rest."""
+THREADS = "OMP_NUM_THREADS"
+"""What OpenMP, OpenBLAS and MKL take their threads from. They start one for each core of the host otherwise, whatever a
+sandbox may use of them, until it has no process left. A task's own image keeps the environment that its tests know."""
 PROBE_S = 15.0
 """How long a warm sandbox may take to show that it still lives."""
 _LIMITS = ("memory_mib", "disk_mib", "pids", "cpus")
@@ -192,10 +196,11 @@ class SandboxPool:
         await self.close()
 
     def _complete(self, spec: SandboxSpec) -> SandboxSpec:
-        """The spec with what the pool knows: image, run, owner, expiry."""
+        """The spec with what the pool knows: image, run, owner, expiry, and how many threads its cores are for."""
         expires = int(time.time() + self.config.lifetime_s)
         labels = {RUN: self.run, **spec.labels, OWNER: self._owner, EXPIRES: str(expires)}
-        return replace(spec, labels=labels, image=spec.image or self.config.image)
+        env = spec.env if spec.image else {THREADS: str(math.ceil(spec.limits.cpus)), **spec.env}
+        return replace(spec, labels=labels, env=env, image=spec.image or self.config.image)
 
     async def _obtain(self, spec: SandboxSpec, timeout_s: float) -> _Entry:
         self._require_open()

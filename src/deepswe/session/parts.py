@@ -43,7 +43,7 @@ class Parts:
 
     @property
     def autocast(self) -> bool:
-        """Whether forward passes run in bfloat16."""
+        """Whether the learner's forward passes run in bfloat16."""
         return self.recipe.model.dtype == "bfloat16"
 
     def load_model(self) -> LoadedModel:
@@ -77,7 +77,7 @@ class Parts:
             loaded.model,
             threads=torch.get_num_threads(),
             deterministic=self.recipe.run.deterministic,
-            autocast=torch.bfloat16 if self.autocast else None,
+            autocast=torch.bfloat16 if self.recipe.engine_dtype == "bfloat16" else None,
             cache_bytes=cache_limit(self.recipe.engine.cache_gib, free),
         )
 

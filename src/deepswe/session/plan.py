@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,9 +12,10 @@ from transformers import AutoConfig, Qwen3Config
 from deepswe.config import CustomTasks, FrozenLakeTasks, ModelConfig, Recipe, build_recipe
 from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError
+from deepswe.memory import available_memory_mib, usable_memory_mib
 from deepswe.policy.model_path import model_directory
 from deepswe.policy.models import scratch_config
-from deepswe.sandbox.admission import available_memory_mib, choose_concurrency
+from deepswe.sandbox.admission import choose_concurrency
 from deepswe.training.plan import Plan, make_plan, micro_shape
 from deepswe.training.plan_trace import ModelFacts, StepMemory, model_facts, step_memory
 
@@ -56,8 +56,8 @@ def plan_recipe(recipe: Recipe) -> Plan:
         narrow=narrow and (sharded or bool(recipe.model.lora.rank)),
         lora=recipe.model.lora if recipe.model.lora.rank else None,
     )
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
-    return make_plan(recipe, facts, step, machine_gib=memory, cores=usable_cores(), places=_places(recipe))
+    memory_gib = usable_memory_mib() / 1024
+    return make_plan(recipe, facts, step, machine_gib=memory_gib, cores=usable_cores(), places=_places(recipe))
 
 
 def _places(recipe: Recipe) -> int:

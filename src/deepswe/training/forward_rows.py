@@ -50,7 +50,9 @@ def attend_along(model: Any) -> None:
         batch = collate_tree([_bare(tokens_L) for tokens_L in sequences]).to(device)
         states_NH = states_along(decoder, batch).index_select(0, _given(batch.from_N))
         alone = [decoder(input_ids=t[None].to(device), use_cache=False).last_hidden_state[0, :-1] for t in sequences]
-        if not torch.allclose(states_NH, torch.cat(alone), rtol=1e-3, atol=1e-3):
+        wide = all(parameter.dtype.itemsize >= 4 for parameter in model.parameters())
+        tolerance = 1e-3 if wide else 0.1  # frozen weights of bfloat16 round in another order
+        if not torch.allclose(states_NH, torch.cat(alone), rtol=tolerance, atol=tolerance):
             raise TrainingError(_refused(model, "it gives other states than for each sample alone"))
 
 
@@ -90,6 +92,9 @@ def along(
 
 
 def _in_parts(query: Tensor, key: Tensor, value: Tensor, branches: Sequence[Branch], scaling: float | None) -> Tensor:
+    # Under autocast the values alone are narrow; the kernel takes one type, and is slower in that one.
+    kind = torch.promote_types(query.dtype, value.dtype)
+    query, key, value = query.to(kind), key.to(kind), value.to(kind)
     return attend_in_parts(query, key, value, parts_of(branches), scaling=scaling)
 
 

@@ -196,7 +196,7 @@ def reckon_engine(
     """
     cluster, rollout = recipe.cluster, recipe.rollout
     embedded = recipe.engine.backend == "embedded"
-    size = 2 if recipe.model.dtype == "bfloat16" else 4
+    size = 2 if recipe.engine_dtype == "bfloat16" else 4
     shards = cluster.tensor_parallel
     copies = max(1, (cluster.engine_gpus or cluster.learner_gpus) // shards)
     per_token = facts.cache_values * size
@@ -283,7 +283,7 @@ def make_plan(
         model={
             "parameters": facts.parameters,
             "trained": trained_parameters(recipe, facts),
-            "cache bytes a token": facts.cache_values * (2 if recipe.model.dtype == "bfloat16" else 4),
+            "cache bytes a token": facts.cache_values * (2 if recipe.engine_dtype == "bfloat16" else 4),
         },
         learner_gib=learner,
         engine_gib=engine_gib,

@@ -63,7 +63,8 @@ def test_stdin_environment_and_binary_output_are_exact(in_sandbox):
         assert result.stdout == b"| |\xff|$x|"
         names = (await sh(sandbox, "env")).stdout.decode()
         assert {line.split("=")[0] for line in names.splitlines()} == {
-            *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "A", "PWD", "SHLVL", "_", "SANDBOX_CALL")
+            *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "A", "PWD", "SHLVL", "_", "SANDBOX_CALL"),
+            "OMP_NUM_THREADS",
         }
 
     in_sandbox(scenario, SandboxSpec(env={"A": "spec"}))

@@ -146,7 +146,7 @@ def test_the_server_holds_its_wire_and_pipes_alone(seen, walls):
 
 @pytest.mark.parametrize("walls", ["auto", "bubblewrap"])
 def test_the_environment_is_the_sandboxs_own(seen, walls):
-    names = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "SANDBOX_CALL"}
+    names = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "SANDBOX_CALL", "OMP_NUM_THREADS"}
     assert set(seen[walls]["environment"]) - {"LC_CTYPE"} == names
 
 

@@ -243,6 +243,26 @@ def test_every_sandbox_carries_run_task_owner_and_expiry(monkeypatch):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("spec", "threads"),
+    [
+        (SandboxSpec(), "1"),
+        (SandboxSpec(limits=Limits(cpus=0.5)), "1"),
+        (SandboxSpec(limits=Limits(cpus=2.5)), "3"),
+        (SandboxSpec(env={"OMP_NUM_THREADS": "7"}), "7"),
+        (SandboxSpec(image="task:1"), None),
+    ],
+)
+def test_threads_are_those_of_the_sandbox_s_cores_but_in_a_task_s_own_image(spec, threads):
+    async def run():
+        backend = Counting(random.Random(0))
+        async with SandboxPool(SandboxConfig(backend="docker", image="ours:1"), "r", backend) as pool, pool.open(spec):
+            (started,) = backend.live.values()
+            assert started.env.get("OMP_NUM_THREADS") == threads
+
+    asyncio.run(run())
+
+
 def test_a_limit_that_the_recipe_sets_and_nobody_enforces_is_refused(monkeypatch):
     async def main(**settings):
         async with opened(monkeypatch, Counting(random.Random(1)), **settings) as pool:

@@ -30,6 +30,37 @@ def test_the_engine_keeps_what_the_recipe_says(engine: dict[str, Any], cache_byt
 
 
 @pytest.mark.parametrize(
+    ("model", "engine", "narrow"),
+    [
+        ("float32", "", (False, False)),
+        ("bfloat16", "", (True, True)),
+        ("bfloat16", "float32", (True, False)),
+        ("float32", "bfloat16", (False, True)),
+    ],
+)
+def test_the_engine_samples_in_its_own_type_where_it_has_one(
+    model: str, engine: str, narrow: tuple[bool, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[torch.dtype | None] = []
+    monkeypatch.setattr(
+        "deepswe.session.parts.EmbeddedPolicy", lambda model, **options: given.append(options["autocast"])
+    )
+    tasks = {"kind": "frozenlake", "train": 8, "heldout": 2, "max_size": 3}
+    recipe = build_recipe(
+        {
+            "run": {"name": "r", "threads": 1},
+            "model": {"scratch": SMALL, "dtype": model},
+            "engine": {"dtype": engine},
+            "tasks": tasks,
+        },
+        origin="test",
+    )
+    parts = Parts(recipe, OpenSuite(FrozenLakeSuite(recipe.tasks), 8), TrajectoryStore(tmp_path), Silent())  # type: ignore[arg-type]
+    parts.engine(parts.load_model())
+    assert (parts.autocast, given == [torch.bfloat16]) == narrow
+
+
+@pytest.mark.parametrize(
     ("asked", "cores", "here", "threads"), [(0, 4, "1", 4), (0, 4, "2", 2), (0, 1, "2", 1), (3, 1, "2", 3)]
 )
 def test_threads_are_those_of_the_recipe_or_this_process_s_share_of_the_cores(

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from deepswe.cli.app import build_app
 from deepswe.config import ModelConfig, build_recipe, load_recipe
 from deepswe.errors import ConfigError
-from deepswe.sandbox.admission import available_memory_mib
+from deepswe.memory import available_memory_mib
 from deepswe.session.plan import FAMILY, check_plan, model_configuration, plan_recipe
 from deepswe.session.sharded import check_team
 from deepswe.training.plan import learner_tokens_per_s

@@ -9,12 +9,13 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from deepswe.algorithms.packing import collate, make_samples
 from deepswe.algorithms.prefix import collate_tree
-from deepswe.config import AlgorithmConfig, TrainingConfig
+from deepswe.config import AlgorithmConfig, LoraAdapters, TrainingConfig
 from deepswe.errors import TrainingError
 from deepswe.training import forward_rows
 from deepswe.training.forward import TokenScorer, checkpoint_layers
 from deepswe.training.forward_rows import attend_along
 from deepswe.training.learner import Learner
+from deepswe.training.lora import add_lora
 from deepswe.types import Ending, Graded, TokenSpan, Trajectory
 
 
@@ -119,6 +120,25 @@ def test_a_tree_gives_the_scores_and_gradients_of_whole_sequences(make_model, re
     assert torch.allclose(found[0], wanted[0], atol=1e-12)
     for got, right in zip(found[1], wanted[1], strict=True):
         assert torch.allclose(got, right, atol=1e-10)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_tree_under_autocast_gives_the_scores_of_padded_samples_under_autocast(make_model):
+    samples = [sample for trajectory in sharing_group() for sample in make_samples(trajectory, [1.0])]
+    plain, along = make_model(torch.float32), make_model(torch.float32)
+    attend_along(along)
+    wanted = TokenScorer(plain, bfloat16=True)(collate(samples)).logp_N
+    found = TokenScorer(along, bfloat16=True)(collate_tree(samples)).logp_N
+    found.sum().backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in along.parameters())
+    rounded = (wanted - TokenScorer(plain)(collate(samples)).logp_N).abs().max()
+    assert (found - wanted).abs().max() < 3 * rounded
+
+
+def test_a_model_with_frozen_weights_of_bfloat16_is_taken(make_model):
+    model = make_model(torch.float32)
+    add_lora(model, LoraAdapters(rank=2), seed=0, narrow=True)
+    attend_along(model)
 
 
 def test_an_update_on_trees_equals_a_padded_one(make_model):

@@ -153,6 +153,18 @@ def test_the_cache_of_the_recipe_is_that_of_the_plan_and_an_automatic_one_is_hal
     assert made.learner_gib["engine: keys and values"] == pytest.approx(1e-6, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("model", "engine", "size"), [("float32", "", 4), ("bfloat16", "", 2), ("bfloat16", "float32", 4)]
+)
+def test_keys_and_values_are_of_the_engine_s_type(model, engine, size):
+    facts = model_facts(small())
+    given = recipe(model={"dtype": model}, engine={"dtype": engine})
+    made = make_plan(given, facts, StepMemory(0, 0), machine_gib=64.0, cores=2)
+    assert made.model["cache bytes a token"] == size * facts.cache_values
+    wanted = reckon_engine(given, facts, limit_gib=64.0, held=0, cores=2).wanted
+    assert wanted == 16 * 8 * 18_432 * size * facts.cache_values  # 128 attempts of half of max_tokens
+
+
 def test_a_cache_that_holds_up_the_rollout_is_told_with_the_key_and_the_size_that_holds_all():
     facts, step = model_facts(small()), StepMemory(0, 0)
     rollout = {"tasks_per_step": 2, "group_size": 4, "max_tokens": 2048, "max_turn_tokens": 64}
