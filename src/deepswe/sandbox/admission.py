@@ -21,7 +21,7 @@ STARTS_PER_CORE = 4
 RESERVE_MIB = 256
 """While less memory than this is available, no further sandbox is started, unless none is alive."""
 LOOK_S = 0.2
-GLANCE_S = 0.01
+GLANCE_S = 0.1
 """The host's free memory is not asked for more often: what starts in between takes far less than the reserve."""
 
 
