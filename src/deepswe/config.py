@@ -823,7 +823,7 @@ class EngineConfig(Section):
     """Of the embedded engine: keys and values of attempts that are kept between their turns, in GiB; what is beyond is
     computed anew. 0 takes 4 on a CPU and in deterministic mode, and on a GPU half of what is free beside the weights
     and the learner's gradients and moments."""
-    dtype: Dtype | Literal[""] = ""
+    dtype: Literal["", "float32", "bfloat16"] = ""
     """Of the embedded engine: type of its forward pass; empty takes `model.dtype`. On a CPU `float32` samples faster,
     straight from the master weights, also where the learner is faster in `bfloat16`."""
     vllm: VllmConfig = VllmConfig()
