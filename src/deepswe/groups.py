@@ -1,4 +1,4 @@
-"""The control groups that this process is in: what they and those above them allow, all of it together may use."""
+"""The control groups that this process is in, and those above them: what one allows bounds all that is in it."""
 
 from __future__ import annotations
 
