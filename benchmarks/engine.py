@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -276,6 +277,8 @@ def main() -> int:
     parser.add_argument("--vllm", metavar="PYTHON", help="also vLLM on the CPU, by this interpreter")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
+    if arguments.vllm and not os.access(arguments.vllm, os.X_OK):
+        parser.error(f"--vllm {arguments.vllm} is no interpreter; benchmarks/vllm_cpu_env.sh DIRECTORY makes one")
     torch.set_num_threads(1)
     names, repeats = (["quickstart"], 1) if arguments.quick else (arguments.models, arguments.repeats)
     found: dict[str, dict[str, dict[str, float]]] = {}

@@ -11,7 +11,7 @@ import math
 import os
 from pathlib import Path
 
-from deepswe.groups import bounding_groups
+from deepswe.control_groups import bounding_groups
 
 
 def usable_cores(proc: Path = Path("/proc/self")) -> int:

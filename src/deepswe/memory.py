@@ -9,7 +9,7 @@ import math
 import os
 from pathlib import Path
 
-from deepswe.groups import bounding_groups
+from deepswe.control_groups import bounding_groups
 
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _USED = {1: "memory.usage_in_bytes", 2: "memory.current"}

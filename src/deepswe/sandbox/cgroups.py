@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepswe.groups import group_mounts, own_groups
+from deepswe.control_groups import group_mounts, own_groups
 from deepswe.sandbox.base import Limits
 from deepswe.sandbox.owner import PREFIX, is_abandoned, this_process
 
