@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import silu
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deepswe.errors import PolicyError
+from deepswe.policy.products import Product
 from deepswe.policy.rows import Pass, RowCache
 
 NAME = "deepswe_rows"
@@ -30,7 +31,12 @@ class Decoder(Protocol):
     """Computes the new tokens of a pass."""
 
     def __call__(self, ids_T: Tensor, rows: Pass, cache: RowCache, places_N: Tensor) -> Tensor:
-        """Write keys and values into the cache; return the logits (N, V) after some of the tokens, in float32."""
+        """Write keys and values into the cache; return the logits (N, V) after some of the tokens, in float32, which
+        are the caller's to change."""
+        ...
+
+    def renew(self) -> None:
+        """The weights may have changed."""
         ...
 
 
@@ -69,6 +75,9 @@ class ModelDecoder:
             logits_TV: Tensor = output.logits[0]
             return (logits_TV if self._keeps else logits_TV[places_N]).float()
 
+    def renew(self) -> None:
+        """As `Decoder`; nothing is kept of them."""
+
     def _precision(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
             return nullcontext()
@@ -105,85 +114,103 @@ def _attention(
 
 
 @dataclass(frozen=True, slots=True)
-class _Linear:
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, states: Tensor) -> Tensor:
-        return linear(states, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
 class _Norm:
+    """Root mean square over the last dimension; the weight is `shape` (..., D)."""
+
     weight: Tensor
-    epsilon: float
+    epsilon: Tensor
 
     def __call__(self, states: Tensor) -> Tensor:
-        return rms_norm(states, self.weight.shape, self.weight, self.epsilon)
+        size = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+        mean = torch.addcmul(self.epsilon, size, size, value=1 / states.shape[-1])
+        return (states * mean.rsqrt_()).mul_(self.weight)
 
 
-@dataclass(frozen=True, slots=True)
 class _Layer:
-    before: _Norm
-    query: _Linear
-    key: _Linear
-    value: _Linear
-    query_norm: _Norm | None
-    key_norm: _Norm | None
-    output: _Linear
-    after: _Norm
-    gate: _Linear
-    up: _Linear
-    down: _Linear
-    size: int
-    scale: float
+    """One layer; its q and k heads are normed and turned together."""
+
+    def __init__(self, module: Any, kind: torch.dtype) -> None:
+        attention, inner = module.self_attn, module.mlp
+        self.before, self.after = _norm(module.input_layernorm), _norm(module.post_attention_layernorm)
+        self.normed = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else ()
+        self.head_norm: _Norm | None = None
+        self.seen = Product((attention.q_proj, attention.k_proj, attention.v_proj), kind)
+        self.output = Product((attention.o_proj,), kind)
+        self.inner = Product((inner.gate_proj, inner.up_proj), kind)
+        self.down = Product((inner.down_proj,), kind)
+        self.size: int = attention.head_dim
+        self.scale: float = attention.scaling
+        self.heads = attention.q_proj.out_features // self.size
+        self.lanes = attention.k_proj.out_features // self.size
+
+    def prepare(self) -> None:
+        for product in (self.seen, self.output, self.inner, self.down):
+            product.prepare()
+        if self.normed:
+            query, key = self.normed
+            weights = [query.weight.expand(self.heads, -1), key.weight.expand(self.lanes, -1)]
+            self.head_norm = _Norm(torch.cat(weights).detach(), _norm(query).epsilon)
 
 
 class FamilyDecoder:
-    """Llama, Qwen2 and Qwen3, straight from their parameters."""
+    """Llama, Qwen2 and Qwen3, straight from their parameters, in float32 or with products and caches in bfloat16."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kind: torch.dtype) -> None:
         """Args:
         model: one that `is_of_family`.
+        kind: float32 or bfloat16.
         """
         body = model.model
+        self._kind = kind
         self._embeddings: Tensor = body.embed_tokens.weight
-        self._rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = body.rotary_emb
-        self._layers = [_layer(module) for module in body.layers]
+        self._places = _Places(body.rotary_emb)
+        self._layers = [_Layer(module, kind) for module in body.layers]
         self._norm = _norm(body.norm)
-        self._head: Tensor = model.lm_head.weight
+        self._head = Product((model.lm_head,), kind)
+        self._weights = tuple(model.parameters())
+        self._state: tuple[int, ...] = ()
+
+    def renew(self) -> None:
+        """As `Decoder`."""
+        self._state = ()
 
     def __call__(self, ids_T: Tensor, rows: Pass, cache: RowCache, places_N: Tensor) -> Tensor:
         """As `Decoder`."""
+        self._prepare()
         cache.aimed = rows
         states_TH = self._embeddings[ids_T]
-        cos_1TD, sin_1TD = self._rotary(states_TH[None], rows.position_T[None])
-        turn = cos_1TD[0][:, None], _signed(sin_1TD[0])[:, None]
+        turn = self._places(rows)
         for number, layer in enumerate(self._layers):
-            states_TH = states_TH + _gathered(layer, layer.before(states_TH), turn, number, rows, cache)
-            inner_TH = layer.after(states_TH)
-            states_TH = states_TH + layer.down(silu(layer.gate(inner_TH)).mul_(layer.up(inner_TH)))
-        return linear(self._norm(states_TH[places_N]), self._head)
+            states_TH += _gathered(layer, layer.before(states_TH), turn, number, rows, cache)
+            inner_TI = layer.inner(layer.after(states_TH))
+            gate_TI, up_TI = inner_TI.chunk(2, dim=-1)
+            states_TH += layer.down(silu(gate_TI).mul_(up_TI))
+        return self._head(self._norm(states_TH[places_N])).float()
+
+    def _prepare(self) -> None:
+        state = tuple(weight._version for weight in self._weights)
+        if state == self._state:
+            return
+        self._state = state
+        self._head.prepare()
+        for layer in self._layers:
+            layer.prepare()
 
 
 def _gathered(
     layer: _Layer, states_TH: Tensor, turn: tuple[Tensor, Tensor], number: int, rows: Pass, cache: RowCache
 ) -> Tensor:
-    count = len(states_TH)
-    query_THD = layer.query(states_TH).view(count, -1, layer.size)
-    key_THD = layer.key(states_TH).view(count, -1, layer.size)
-    if layer.query_norm is not None and layer.key_norm is not None:
-        query_THD, key_THD = layer.query_norm(query_THD), layer.key_norm(key_THD)
+    seen_THD = layer.seen(states_TH).view(len(states_TH), -1, layer.size)
+    turned = layer.heads + layer.lanes
+    both_THD = seen_THD[:, :turned].float()
+    if layer.head_norm is not None:
+        both_THD = layer.head_norm(both_THD)
+    both_THD = _turned(both_THD, *turn).to(seen_THD.dtype)
     storage = cache.row_layers[number]
-    storage.write(_turned(key_THD, *turn), layer.value(states_TH).view(count, -1, layer.size))
-    made_THD = rows.attend(number, _turned(query_THD, *turn), storage.keys, storage.values, layer.scale)
-    return layer.output(made_THD.view(count, -1))
-
-
-def _signed(sin_TD: Tensor) -> Tensor:
-    """The sine with its first half negated, so that a turn needs no negated copy of the states."""
-    half = sin_TD.shape[-1] // 2
-    return torch.cat((-sin_TD[:, :half], sin_TD[:, half:]), dim=-1)
+    storage.write(both_THD[:, layer.heads :], seen_THD[:, turned:])
+    query_THD = both_THD[:, : layer.heads]
+    made_THD = rows.attend(number, query_THD, storage.keys, storage.values, layer.scale)
+    return layer.output(made_THD.view(len(states_TH), -1))
 
 
 def _turned(states_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
@@ -192,36 +219,44 @@ def _turned(states_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:
     return torch.addcmul(states_THD * cos_T1D, states_THD.roll(half, -1), sin_T1D)
 
 
-def _layer(module: Any) -> _Layer:
-    attention, inner = module.self_attn, module.mlp
-    normed = hasattr(attention, "q_norm")
-    return _Layer(
-        before=_norm(module.input_layernorm),
-        query=_linear(attention.q_proj),
-        key=_linear(attention.k_proj),
-        value=_linear(attention.v_proj),
-        query_norm=_norm(attention.q_norm) if normed else None,
-        key_norm=_norm(attention.k_norm) if normed else None,
-        output=_linear(attention.o_proj),
-        after=_norm(module.post_attention_layernorm),
-        gate=_linear(inner.gate_proj),
-        up=_linear(inner.up_proj),
-        down=_linear(inner.down_proj),
-        size=attention.head_dim,
-        scale=attention.scaling,
-    )
+class _Places:
+    """Cosines and sines (T, 1, D) of the positions of a pass, the sine with its first half negated, so that a turn
+    needs no negated copy of the states; out of a table where they depend on nothing else."""
+
+    def __init__(self, rotary: Any) -> None:
+        self._rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = rotary
+        self._fixed = getattr(rotary, "rope_type", "") in ("default", "linear", "llama3", "yarn")
+        self._device = rotary.inv_freq.device
+        self._table_PD = torch.empty(0)
+
+    def __call__(self, rows: Pass) -> tuple[Tensor, Tensor]:
+        if not self._fixed:
+            return _halves(self._made(rows.position_T))
+        if len(self._table_PD) < rows.longest:
+            self._table_PD = self._made(torch.arange(2 * rows.longest, device=self._device))
+        return _halves(self._table_PD[rows.position_T])
+
+    def _made(self, position_T: Tensor) -> Tensor:
+        cos_1TD, sin_1TD = self._rotary(torch.empty(0, device=self._device), position_T[None])
+        half = sin_1TD.shape[-1] // 2
+        return torch.cat((cos_1TD[0], -sin_1TD[0, :, :half], sin_1TD[0, :, half:]), dim=-1)
 
 
-def _linear(module: nn.Linear) -> _Linear:
-    return _Linear(module.weight, module.bias)
+def _halves(made_TD: Tensor) -> tuple[Tensor, Tensor]:
+    cos_TD, sin_TD = made_TD.chunk(2, dim=-1)
+    return cos_TD[:, None], sin_TD[:, None]
 
 
 def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight, module.variance_epsilon)
+    weight = module.weight.detach()
+    return _Norm(weight, torch.tensor(module.variance_epsilon, dtype=weight.dtype, device=weight.device))
 
 
-def is_of_family(model: PreTrainedModel) -> bool:
-    """Whether `FamilyDecoder` computes this model: one of the three, plain linear maps, float32, nothing hooked in."""
+def is_of_family(model: PreTrainedModel, kind: torch.dtype = torch.float32) -> bool:
+    """Whether `FamilyDecoder` computes this model: one of the three, plain linear maps, weights in float32, nothing
+    hooked in; in bfloat16 on a CPU alone."""
+    if kind != torch.float32 and (kind != torch.bfloat16 or next(model.parameters()).device.type != "cpu"):
+        return False
     if type(model).__name__ not in FAMILY or type(model).__module__.split(".")[0] != "transformers":
         return False
     if getattr(model.config, "hidden_act", "") != "silu":
@@ -241,7 +276,8 @@ def make_decoder(
         PolicyError: the model's attention cannot be exchanged, or looks back in another way.
     """
     whole = ModelDecoder(model, autocast)
-    decoder: Decoder = FamilyDecoder(model) if autocast is None and is_of_family(model) else whole
+    kind = autocast or torch.float32
+    decoder: Decoder = FamilyDecoder(model, kind) if is_of_family(model, kind) else whole
     exact = autocast is None and all(p.dtype.itemsize >= 4 for p in model.parameters())
     _try(model, decoder, windows, layers, 1e-3 if exact else 0.3)
     return decoder

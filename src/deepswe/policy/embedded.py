@@ -93,6 +93,7 @@ class EmbeddedPolicy:
         self._start_afresh = False
         self._width = 0
         self._version = 0
+        self._renew = False
         self._pauses = 0
         self._idle = True
         self._closed = False
@@ -108,6 +109,7 @@ class EmbeddedPolicy:
     def version(self, value: int) -> None:
         with self._changed:
             self._version = value
+            self._renew = True
 
     async def generate(
         self, trajectory: str, stream: Sequence[int], sampling: Sampling, *, timeout_s: float
@@ -230,6 +232,7 @@ class EmbeddedPolicy:
     def _resume(self) -> None:
         with self._changed:
             self._pauses -= 1
+            self._renew = True
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -313,6 +316,9 @@ class EmbeddedPolicy:
     def _take_requests(self) -> tuple[list[Request], int]:
         engine = self._engine
         with self._changed:
+            if self._renew:
+                engine.renew()
+                self._renew = False
             now = time.monotonic()
             late = [r for r in self._waiting if r.deadline <= now and not r.cancelled]
             _deliver([(request, request.complete("timeout", self._version)) for request in late])

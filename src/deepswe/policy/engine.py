@@ -26,6 +26,9 @@ _PASS_TOKENS = 2048
 # A shorter common prefix is not worth a copy.
 _LEAST_SHARED = 16
 
+# Tokens whose weights are added up at once when one is drawn.
+_BLOCK = 256
+
 Finish = Literal["stop", "length", "timeout"]
 
 
@@ -46,10 +49,10 @@ def _mix(bits_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def sample(logits_NV: Tensor, temperatures_N: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row by the inverse of the cumulative distribution.
+    """Draw one token per row by the inverse of the cumulative distribution: first a block of tokens, then one of it.
 
     Args:
-        logits_NV: the model's logits.
+        logits_NV: the model's logits, float32; they are used up.
         temperatures_N: 0 takes the most likely token, with its log-prob at temperature 1.
         uniforms_N: float64 in [0, 1).
 
@@ -57,12 +60,42 @@ def sample(logits_NV: Tensor, temperatures_N: Tensor, uniforms_N: Tensor) -> tup
         tokens (N, int64) and their log-probs (N, float32) under the distribution that was sampled from.
     """
     greedy_N = temperatures_N == 0
-    logp_NV = torch.log_softmax(logits_NV.float() / temperatures_N.masked_fill(greedy_N, 1.0)[:, None], dim=-1)
-    cumulative_NV = logp_NV.exp().cumsum(-1, dtype=torch.float64)
-    targets_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
-    tokens_N1 = torch.searchsorted(cumulative_NV, targets_N1, right=True).clamp_(max=logits_NV.shape[-1] - 1)
-    tokens_N1 = torch.where(greedy_N[:, None], logp_NV.argmax(-1, keepdim=True), tokens_N1)
-    return tokens_N1[:, 0], logp_NV.gather(1, tokens_N1)[:, 0]
+    if bool(((temperatures_N != 1) & ~greedy_N).any()):
+        logits_NV.div_(temperatures_N.masked_fill(greedy_N, 1.0)[:, None])
+    top_N1 = logits_NV.amax(-1, keepdim=True)
+    weight_NV = logits_NV.sub_(top_N1).exp_()
+    sum_NB = _block_sums(weight_NV)
+    token_N1 = _drawn(weight_NV, sum_NB, uniforms_N[:, None])
+    if bool(greedy_N.any()):
+        token_N1[greedy_N] = weight_NV[greedy_N].argmax(-1, keepdim=True)
+    logp_N1 = (weight_NV.gather(1, token_N1) / sum_NB.sum(-1, keepdim=True)).log()
+    return token_N1[:, 0], logp_N1[:, 0].float()
+
+
+def _block_sums(weight_NV: Tensor) -> Tensor:
+    """Sums (N, B, float64) of blocks of tokens; the last may be shorter."""
+    blocks = weight_NV.shape[1] // _BLOCK
+    even_NBC = weight_NV[:, : blocks * _BLOCK].view(len(weight_NV), blocks, _BLOCK)
+    return torch.cat((even_NBC.sum(-1), weight_NV[:, blocks * _BLOCK :].sum(-1, keepdim=True)), dim=1).double()
+
+
+def _drawn(weight_NV: Tensor, sum_NB: Tensor, uniform_N1: Tensor) -> Tensor:
+    """The token (N, 1) at which the cumulative weight passes a share of the whole."""
+    upto_NB = sum_NB.cumsum(-1)
+    wanted_N1 = uniform_N1 * upto_NB[:, -1:]
+    block_N1 = _first_beyond(upto_NB, wanted_N1)
+    chosen_N1 = sum_NB.gather(1, block_N1)
+    share_N1 = (wanted_N1 - upto_NB.gather(1, block_N1) + chosen_N1) / chosen_N1
+    last = weight_NV.shape[1] - 1
+    place_NC = block_N1 * _BLOCK + torch.arange(_BLOCK, device=weight_NV.device)
+    inside_NC = weight_NV.gather(1, place_NC.clamp(max=last)).masked_fill_(place_NC > last, 0.0)
+    upto_NC = inside_NC.cumsum(-1, dtype=torch.float64)
+    token_N1 = block_N1 * _BLOCK + _first_beyond(upto_NC, share_N1 * upto_NC[:, -1:])
+    return token_N1.clamp_(max=last)
+
+
+def _first_beyond(upto_NX: Tensor, wanted_N1: Tensor) -> Tensor:
+    return torch.searchsorted(upto_NX, wanted_N1, right=True).clamp_(max=upto_NX.shape[1] - 1)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,6 +188,10 @@ class Engine:
         self._temperatures_N = torch.empty(0)
         self._seeds_N = self._positions_np = np.empty(0, dtype=np.uint64)
 
+    def renew(self) -> None:
+        """The weights may have changed; rows that were computed under another version are told by it."""
+        self._decode.renew()
+
     def forget(self, name: str) -> None:
         """Give up the row of a trajectory that is not active; unknown names are ignored."""
         row = self._rows.get(name)
@@ -221,7 +258,8 @@ class Engine:
         self._cache.reserve(len(self._slots), max(len(row.tokens) for row in self.active) + 1)
 
     def _aim(self) -> Pass:
-        """The pass over the active rows as they are: single tokens by slot, then longer stretches, shortest first."""
+        """The pass over the active rows as they are: single tokens, then longer stretches, the shortest where not all
+        fit."""
         left, single, longer = _PASS_TOKENS, list[tuple[Row, int]](), list[tuple[Row, int]]()
         for row, new in sorted(
             ((row, row.new) for row in self.active if row.source is None), key=lambda pair: (pair[1], pair[0].slot)
@@ -231,6 +269,7 @@ class Engine:
                 (single if count == 1 else longer).append((row, count))
                 left -= count if new > 1 else 0
         single.sort(key=lambda pair: pair[0].slot)  # a long stretch may have been cut to one token
+        longer.sort(key=lambda pair: pair[0].slot)
         chosen = [*single, *longer]
         self._cache.reserve(len(self._slots), max(len(row.tokens) for row in self.active) + 1)
         places, ids, end = list[int](), list[int](), 0

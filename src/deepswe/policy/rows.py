@@ -20,9 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 _EXTENT_STEP = 16
-"""Attention reads a multiple of this many positions."""
-_RUN = 8
-"""At most so many rows are read at once, all as far as the longest of them."""
+"""Rows that are read together are read up to a multiple of this many positions."""
+_CALL = 500_000
+"""What a call of the attention kernel costs by itself, in bytes of keys and values that are read meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,52 +35,82 @@ class Stretch:
     start: int
 
     @property
+    def count(self) -> int:
+        """New tokens."""
+        return self.end - self.begin
+
+    @property
     def length(self) -> int:
         """Positions of the row that its last token sees, itself included."""
-        return self.start + self.end - self.begin
+        return self.start + self.count
+
+
+class _Run:
+    """Rows that lie side by side and whose new tokens do, too; they are attended at once, as if all had as many new
+    tokens as the one with most, and as many positions as the longest.
+
+    Attributes:
+        stretches: of the rows, by slot.
+        count, longest: most new tokens, most positions.
+        even: whether each row has as many new tokens.
+        places, slots: its new tokens in the pass, and its rows in the storage.
+        extent: positions that are read of each row; of one alone, those it has.
+    """
+
+    def __init__(self, stretches: tuple[Stretch, ...]) -> None:
+        first, last = stretches[0], stretches[-1]
+        self.stretches = stretches
+        self.count = max(s.count for s in stretches)
+        self.longest = max(s.length for s in stretches)
+        self.even = last.end - first.begin == self.count * len(stretches)
+        self.places, self.slots = slice(first.begin, last.end), slice(first.slot, last.slot + 1)
+        alone = len(stretches) == 1
+        self.extent = self.longest if alone else -(-self.longest // _EXTENT_STEP) * _EXTENT_STEP
+
+    def moved(self) -> _Run:
+        """The same rows with one position more."""
+        return _Run(tuple(replace(s, start=s.start + 1) for s in self.stretches))
 
 
 class Pass:
-    """T new tokens. Rows with a single one come first, in the order of their slots.
+    """T new tokens. Rows with a single one come first; these and the others each in the order of their slots.
 
     Attributes:
+        tokens: T.
+        longest: positions of the longest row.
         position_T: the position of each token in its row.
     """
 
     def __init__(self, rows: Sequence[tuple[int, int, int]], *, windows: Sequence[int | None], device: Any) -> None:
         """Args:
-        rows: (slot, position of the first new token, number of new tokens); single ones first, by slot.
+        rows: (slot, position of the first new token, number of new tokens), in the order above.
         windows: how far back each layer looks; None is all the way.
         device: where the storage is.
         """
         self._windows, self._device = windows, device
-        stretches, begin = [], 0
+        self._stretches, begin = list[Stretch](), 0
         for slot, start, count in rows:
-            stretches.append(Stretch(slot, begin, begin + count, start))
+            self._stretches.append(Stretch(slot, begin, begin + count, start))
             begin += count
         self.tokens = begin
-        self._single_ends = [s.length for s in stretches if s.end - s.begin == 1]
-        self._longer = [s for s in stretches if s.end - s.begin > 1]
+        self.longest = max((s.length for s in self._stretches), default=0)
+        self.only_singles = all(s.count == 1 for s in self._stretches)
         starts = [start + at for _, start, count in rows for at in range(count)]
         self.position_T = torch.tensor(starts, device=device)
         self._slot_T = torch.tensor([slot for slot, _, count in rows for _ in range(count)], device=device)
-        self._runs = _runs(stretches[: len(self._single_ends)])
+        self._runs: dict[tuple[int, int, int], list[_Run]] = {}
         self._index: dict[tuple[int, int], Tensor] = {}
-        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
-        self._seen: dict[tuple[int, int | None, int], Tensor | None] = {}
-
-    @property
-    def only_singles(self) -> bool:
-        """Whether each row has one new token."""
-        return not self._longer
+        self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor | None] = {}
+        self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def advance(self) -> None:
-        """The pass after this one over the same rows, each with one token more."""
+        """The pass after this one over the same rows with a single new token each, with one token more."""
         self.position_T += 1
+        self.longest += 1
         for index_N in self._index.values():
             index_N += 1
-        self._single_ends = [end + 1 for end in self._single_ends]
-        self._runs = [replace(run, longest=run.longest + 1) for run in self._runs]
+        for runs in self._runs.values():
+            runs[:] = [run.moved() for run in runs]
         self._masks.clear()
 
     def index(self, heads: int, capacity: int) -> Tensor:
@@ -94,95 +124,92 @@ class Pass:
 
     def attend(self, layer: int, query_THD: Tensor, keys_RHCD: Tensor, values_RHCD: Tensor, scale: float) -> Tensor:
         """What each token's heads gather (T, heads, D) from its row, up to itself."""
-        window, lanes = self._windows[layer], keys_RHCD.shape[1]
+        (_, heads, size), lanes = query_THD.shape, keys_RHCD.shape[1]
+        if (heads, lanes, size) not in self._runs:
+            self._runs[heads, lanes, size] = _runs(self._stretches, read=8 * lanes * size, computed=heads * size)
         made_THD = torch.empty_like(query_THD)
-        if self._runs:
-            mask_T11K = self._mask(window, query_THD.dtype)
-        for run in self._runs:
-            query, extent = query_THD[run.begin : run.end], _extent(run.longest)
-            rows = slice(run.slot, run.slot + run.end - run.begin)
+        for run in self._runs[heads, lanes, size]:
             # The query heads that share a key-value head stand where a sequence of queries would.
-            made_THD[run.begin : run.end] = scaled_dot_product_attention(
-                query.view(len(query), lanes, -1, query.shape[2]),
-                keys_RHCD[rows, :, :extent],
-                values_RHCD[rows, :, :extent],
-                attn_mask=mask_T11K[run.begin : run.end, :, :, :extent],
+            query = self._laid_out(run, query_THD).view(len(run.stretches), run.count, lanes, heads // lanes, size)
+            query = query.permute(0, 2, 3, 1, 4).reshape(len(query), lanes, -1, size)
+            seen = self._mask(run, self._windows[layer], heads // lanes, query.dtype)
+            gathered = scaled_dot_product_attention(
+                query,
+                keys_RHCD[run.slots, :, : run.extent],
+                values_RHCD[run.slots, :, : run.extent],
+                attn_mask=seen,
+                is_causal=seen is None,
                 scale=scale,
-            ).view(query.shape)
-        for s in self._longer:
-            query = query_THD[s.begin : s.end]
-            made_THD[s.begin : s.end] = self._of_row(s, query, keys_RHCD, values_RHCD, window, scale)
+            )
+            gathered = gathered.view(len(query), lanes, heads // lanes, run.count, size).permute(0, 3, 1, 2, 4)
+            made_THD[run.places] = self._taken_up(run, gathered.reshape(len(query), run.count, heads, size))
         return made_THD
 
-    def _of_row(
-        self, s: Stretch, query_NHD: Tensor, keys_RHCD: Tensor, values_RHCD: Tensor, window: int | None, scale: float
-    ) -> Tensor:
-        """The same of several tokens of one row."""
-        (count, heads, size), lanes = query_NHD.shape, keys_RHCD.shape[1]
-        groups = heads // lanes
-        seen = self._causal(s, window, groups)
-        gathered = scaled_dot_product_attention(
-            query_NHD.view(count, lanes, groups, size).permute(1, 2, 0, 3).reshape(1, lanes, groups * count, size),
-            keys_RHCD[s.slot : s.slot + 1, :, : s.length],
-            values_RHCD[s.slot : s.slot + 1, :, : s.length],
-            attn_mask=seen,
-            is_causal=seen is None,
-            scale=scale,
-        )
-        return gathered.view(lanes, groups, count, size).permute(2, 0, 1, 3).reshape(count, heads, size)
-
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Of the rows with one new token: minus infinity at the positions that it does not see."""
-        key = (window, dtype)
+    def _mask(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """Minus infinity where a query does not see a position, else 0; None where that is plainly all behind it."""
+        key = (run.places.start, run.places.stop, window, groups, dtype)
         if key not in self._masks:
-            own_T1 = self.position_T[: len(self._single_ends), None]
-            places_K = torch.arange(_extent(max(self._single_ends)), device=self._device)
-            hidden_TK = places_K > own_T1
-            if window is not None:
-                hidden_TK |= places_K <= own_T1 - window
-            empty_TK = torch.zeros(hidden_TK.shape, dtype=dtype, device=self._device)
-            self._masks[key] = empty_TK.masked_fill_(hidden_TK, float("-inf"))[:, None, None]
+            alone = run.stretches[0] if len(run.stretches) == 1 and run.count > 1 else None
+            plain = alone and not alone.start and groups == 1 and (window is None or window >= alone.length)
+            self._masks[key] = None if plain else self._hiding(run, window, groups, dtype)
         return self._masks[key]
 
-    def _causal(self, s: Stretch, window: int | None, groups: int) -> Tensor | None:
-        """What each of several new tokens of a row sees; None where that is plainly all before it."""
-        key = (s.begin, window, groups)
-        if key not in self._seen:
-            self._seen[key] = None
-            if s.start or groups > 1 or (window is not None and window < s.length):
-                own_N1 = torch.arange(s.start, s.length, device=self._device)[:, None]
-                places_K = torch.arange(s.length, device=self._device)
-                seen_NK = places_K <= own_N1
-                if window is not None:
-                    seen_NK &= places_K > own_N1 - window
-                self._seen[key] = seen_NK.repeat(groups, 1)
-        return self._seen[key]
+    def _hiding(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        own_RN = self._laid_out(run, self.position_T)
+        places_K = torch.arange(run.extent, device=self._device)
+        hidden_RNK = places_K > own_RN[:, :, None]
+        if window is not None:
+            hidden_RNK |= places_K <= own_RN[:, :, None] - window
+        empty = torch.zeros(hidden_RNK.shape, dtype=dtype, device=self._device)
+        return empty.masked_fill_(hidden_RNK, float("-inf")).repeat(1, groups, 1)[:, None]
+
+    def _laid_out(self, run: _Run, given_T: Tensor) -> Tensor:
+        """What there is of each of a run's new tokens, as (rows, count, ...); where a row has fewer, its last one
+        stands in."""
+        given = given_T[run.places] if run.even else given_T[self._order(run)[0]]
+        return given.view(len(run.stretches), run.count, *given_T.shape[1:])
+
+    def _taken_up(self, run: _Run, made_RN: Tensor) -> Tensor:
+        """The same of the new tokens alone, end to end."""
+        made = made_RN.flatten(0, 1)
+        return made if run.even else made[self._order(run)[1]]
+
+    def _order(self, run: _Run) -> tuple[Tensor, Tensor]:
+        """Of an uneven run: the token at each place as laid out, and the place of each token."""
+        key = (run.places.start, run.places.stop)
+        if key not in self._orders:
+            tokens = [min(s.begin + number, s.end - 1) for s in run.stretches for number in range(run.count)]
+            places = [row * run.count + number for row, s in enumerate(run.stretches) for number in range(s.count)]
+            self._orders[key] = (
+                torch.tensor(tokens, device=self._device),
+                torch.tensor(places, device=self._device),
+            )
+        return self._orders[key]
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Rows from `slot` on with one new token each, at places `begin` to `end`; the longest has so many positions."""
+def _runs(stretches: Sequence[Stretch], *, read: int, computed: int) -> list[_Run]:
+    """Rows that lie side by side are put together where less is wasted by it than another call costs.
 
-    slot: int
-    begin: int
-    end: int
-    longest: int
+    Args:
+        read: bytes of keys and values of one position.
+        computed: what a query costs at one position, in bytes read meanwhile.
+    """
 
-
-def _runs(singles: Sequence[Stretch]) -> list[_Run]:
-    """Rows that lie side by side."""
-    runs: list[_Run] = []
-    for s in singles:
-        last = runs[-1] if runs else None
-        if last is not None and last.end - last.begin < _RUN and s.slot == last.slot + last.end - last.begin:
-            runs[-1] = _Run(last.slot, last.begin, s.end, max(last.longest, s.length))
-        else:
-            runs.append(_Run(s.slot, s.begin, s.end, s.length))
-    return runs
-
-
-def _extent(length: int) -> int:
-    return -(-length // _EXTENT_STEP) * _EXTENT_STEP
+    groups: list[list[Stretch]] = []
+    count = longest = 0
+    for s in stretches:
+        most, far = max(count, s.count), max(longest, s.length)
+        own = s.length * (read + computed * s.count)
+        if groups and s.slot == groups[-1][-1].slot + 1 and (s.count > 1) == (count > 1):
+            rows = len(groups[-1])
+            apart = rows * longest * (read + computed * count) + own
+            if (rows + 1) * far * (read + computed * most) - apart <= _CALL:
+                groups[-1].append(s)
+                count, longest = most, far
+                continue
+        groups.append([s])
+        count, longest = s.count, s.length
+    return [_Run(tuple(group)) for group in groups]
 
 
 class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

@@ -504,15 +504,66 @@ def test_engine_leaves_the_weights_trainable() -> None:
     assert all(p.grad is not None and bool(torch.isfinite(p.grad).all()) for p in lm.parameters())
 
 
-@pytest.mark.parametrize("how", ["weights", "autocast"])
+@pytest.mark.parametrize("how", ["weights", "autocast", "autocast, no family"])
 def test_bfloat16_models_work(how: str) -> None:
     lm = tiny(initializer_range=0.1)
     lm = lm.to(torch.bfloat16) if how == "weights" else lm
-    with EmbeddedPolicy(lm, autocast=torch.bfloat16 if how == "autocast" else None) as policy:
+    if "no family" in how:
+        lm.model.register_forward_hook(lambda *_: None)
+    with EmbeddedPolicy(lm, autocast=torch.bfloat16 if "autocast" in how else None) as policy:
         records = asyncio.run(play_all(policy, 6))
     for record in records:
         for stream, completion in record:
             assert_close(completion.logprobs, reference(lm, stream, completion), 0.1)
+
+
+@pytest.mark.parametrize("kind", [None, torch.bfloat16])
+@pytest.mark.parametrize("width", [32, 640])  # the second has matrices that are laid out anew
+def test_updates_of_the_weights_reach_the_engine_however_they_are_made(kind: torch.dtype | None, width: int) -> None:
+    lm = tiny(hidden_size=width, intermediate_size=2 * width, initializer_range=0.1)
+    optimiser = torch.optim.AdamW(lm.parameters(), lr=0.05, fused=True)  # writes without a trace that torch keeps
+    tolerance = 1e-4 if kind is None else 0.2
+
+    async def turns() -> None:
+        for version in range(1, 4):
+            completion = await policy.generate("a", [1, 2, 3], sampling(), timeout_s=60)
+            assert_close(completion.logprobs, reference(lm, [1, 2, 3], completion), tolerance)
+            async with policy.updating():
+                lm(input_ids=torch.tensor([[1, 2, 3]]), labels=torch.tensor([[1, 2, 3]])).loss.backward()
+                optimiser.step()
+                await policy.publish(version)
+        with policy.paused(), torch.no_grad():  # without a new version
+            for parameter in lm.parameters():
+                parameter.data.mul_(0.5)
+        completion = await policy.generate("b", [1, 2, 3], sampling(), timeout_s=60)
+        assert_close(completion.logprobs, reference(lm, [1, 2, 3], completion), tolerance)
+        with torch.no_grad():
+            for parameter in lm.parameters():
+                parameter.mul_(2.0)
+        completion = await policy.generate("c", [1, 2, 3], sampling(), timeout_s=60)
+        assert_close(completion.logprobs, reference(lm, [1, 2, 3], completion), tolerance)
+
+    with EmbeddedPolicy(lm, autocast=kind) as policy:
+        asyncio.run(turns())
+
+
+@pytest.mark.parametrize("rope", ["default", "linear", "dynamic", "yarn", "llama3"])
+def test_positions_are_turned_as_the_model_turns_them(rope: str) -> None:
+    more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope == "llama3" else {}
+    scaled = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 32, **more}
+    lm = tiny(rope_parameters=scaled, max_position_embeddings=128 if rope == "dynamic" else 64)
+
+    async def turns() -> list[tuple[list[int], Completion]]:
+        made = []
+        for length in (5, 30, 50):
+            stream = prompt(length, length)
+            made.append((stream, await policy.generate(f"t{length}", stream, sampling(stop=NEVER), timeout_s=60)))
+        return made
+
+    with EmbeddedPolicy(lm) as policy:
+        records = asyncio.run(turns())
+    for stream, completion in records:
+        assert_close(completion.logprobs, reference(lm, stream, completion))
 
 
 def test_cache_beyond_its_limit_is_given_up_and_computed_anew() -> None:

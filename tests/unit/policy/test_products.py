@@ -1,0 +1,35 @@
+import pytest
+import torch
+from torch import nn
+
+from deepswe.policy.products import Product
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("inputs", [7, 128, 1024])
+@pytest.mark.parametrize("biased", [(False, False), (True, False), (True, True)])
+def test_products_are_those_of_each_map_side_by_side(kind: torch.dtype, inputs: int, biased: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    maps = [nn.Linear(inputs, outputs, bias=bias) for outputs, bias in zip((1030, 5), biased, strict=True)]
+    product = Product(maps, kind)
+    product.prepare()
+    tolerance = 1e-4 if kind == torch.float32 else 0.05
+    with torch.inference_mode():
+        for rows in (1, 3, 40):
+            states_TK = torch.randn(rows, inputs)
+            made = product(states_TK)
+            assert made.dtype == kind
+            expected = torch.cat([of(states_TK) for of in maps], dim=-1)
+            torch.testing.assert_close(made.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_weights_are_those_of_the_last_preparation() -> None:
+    only = nn.Linear(1100, 1100, bias=False)  # large enough to be laid out in blocks
+    product = Product([only], torch.float32)
+    product.prepare()
+    states_TK = torch.randn(4, 1100)
+    before = product(states_TK)
+    with torch.no_grad():
+        only.weight.mul_(2.0)
+    product.prepare()
+    torch.testing.assert_close(product(states_TK), 2 * before, rtol=1e-4, atol=1e-4)
