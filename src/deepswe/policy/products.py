@@ -39,7 +39,9 @@ class Product:
         self._packed = whole_MK.numel() >= _PACKED_FROM.get(self._kind, 1 << 62) and _packs(whole_MK)
         self._weight_MK = torch.ops.mkldnn._reorder_linear_weight(whole_MK, None) if self._packed else whole_MK
         if self._biased:
-            biases = [of.weight.new_zeros(len(of.weight)) if of.bias is None else of.bias for of in self._maps]
+            biases: list[Tensor] = [
+                of.weight.new_zeros(len(of.weight)) if of.bias is None else of.bias for of in self._maps
+            ]
             self._bias_M = torch.cat(biases).detach().to(self._kind)
 
     def __call__(self, states_TK: Tensor) -> Tensor:
