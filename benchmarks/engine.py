@@ -5,8 +5,8 @@ short, some are long), with an observation after each. Ours runs them through `E
 writes with `generate`: at each turn all attempts that go on are padded on the left into one batch and computed whole;
 each row stops at its length. One plain turn: 32 prompts of one length and one number of new tokens, so that neither
 side wastes anything. Models with random weights: of the quickstart's size, and of SmolLM2-135M's shape; plain `torch`
-and float32 on both sides, all probabilities sampled from, at temperature 1. The sides take turns. Prints one JSON
-object as its last line:
+and one type on both sides (float32, or `--dtype bfloat16`: ours over weights in float32), all probabilities sampled
+from, at temperature 1. The sides take turns. Prints one JSON object as its last line:
 
 - `ours`, `peer`: sampled tokens a second of CPU, on one thread, of each load; `ratio`; `repeats`
 - `floor`: share of the machine's measured speed of products of matrices that ours reaches in each load
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import json
 import os
 import random
@@ -205,13 +206,14 @@ def batching(model: Any, scripts: Sequence[Script]) -> int:
     return sum(len(output.generated_tokens) for output in made.values())
 
 
-def vllm(python: str, model: PreTrainedModel, loads: dict[str, Load], repeats: int) -> dict[str, float]:
+def vllm(python: str, model: PreTrainedModel, loads: dict[str, Load], repeats: int, dtype: str) -> dict[str, float]:
     """Sampled tokens a second of CPU of each load, by vLLM in its own environment."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         asked = {
             "model": folder,
             "repeats": repeats,
+            "dtype": dtype,
             "loads": {
                 name: [
                     {"opening": script.opening, "turns": [(turn.sampled, turn.observed) for turn in script.turns]}
@@ -235,17 +237,18 @@ def rate(side: Callable[[Any, Sequence[Script]], int], model: Any, scripts: Sequ
     return made / (time.process_time() - begun)
 
 
-def compare(model: PreTrainedModel, load: Load, repeats: int) -> dict[str, float]:
+def compare(model: PreTrainedModel, load: Load, repeats: int, dtype: torch.dtype) -> dict[str, float]:
     """Medians of interleaved repeats, after a short warm-up; an engine is opened once, as in a run."""
     scripts = load.scripts(model.config.vocab_size)
     rates: dict[str, list[float]] = {"ours": [], "peer": []}
     short = [Script(script.opening, (Turn(2, ()),)) for script in scripts[:8]]
-    with EmbeddedPolicy(model, threads=1) as policy:
+    narrow: Any = model if dtype == torch.float32 else copy.deepcopy(model).to(dtype)
+    with EmbeddedPolicy(model, threads=1, autocast=None if dtype == torch.float32 else dtype) as policy:
         ours(policy, short)
-        generate(model, short)
+        generate(narrow, short)
         for _ in range(repeats):
             rates["ours"].append(rate(ours, policy, scripts))
-            rates["peer"].append(rate(generate, model, scripts))
+            rates["peer"].append(rate(generate, narrow, scripts))
     medians = {side: statistics.median(found) for side, found in rates.items()}
     sampled = sum(turn.sampled for script in scripts for turn in script.turns)
     observed = sum(len(turn.observed) for script in scripts for turn in script.turns[:-1])
@@ -258,9 +261,9 @@ def compare(model: PreTrainedModel, load: Load, repeats: int) -> dict[str, float
     }
 
 
-def products_a_second() -> float:
+def products_a_second(dtype: torch.dtype) -> float:
     """Floating-point operations a second of one thread in a product of matrices of 1,024 x 1,024, the best of ten."""
-    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    left, right = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
     best = 0.0
     for _ in range(10):
         begun = time.process_time()
@@ -275,6 +278,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
     parser.add_argument("--batching", action="store_true", help="also transformers' continuous batching")
     parser.add_argument("--vllm", metavar="PYTHON", help="also vLLM on the CPU, by this interpreter")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the passes")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     if arguments.vllm and not os.access(arguments.vllm, os.X_OK):
@@ -284,31 +288,33 @@ def main() -> int:
     found: dict[str, dict[str, dict[str, float]]] = {}
     batched: dict[str, float] = {}
     by_vllm: dict[str, dict[str, float]] = {}
-    peak = products_a_second()
+    dtype: torch.dtype = getattr(torch, arguments.dtype)
+    peak = products_a_second(dtype)
     for name in names:
         model = make_model(SHAPES[name])
         size = "quick" if arguments.quick else name
-        found[name] = {"turns": compare(model, TURNS[size], repeats), "plain": compare(model, PLAIN[size], repeats)}
+        loads = {"turns": TURNS[size], "plain": PLAIN[size]}
+        found[name] = {load: compare(model, sizes, repeats, dtype) for load, sizes in loads.items()}
         for made in found[name].values():
             operations = 2 * sum(p.numel() for p in model.parameters()) * made["computed"]
             made["floor"] = made["ours"] * operations / peak
         if arguments.vllm:
-            by_vllm[name] = vllm(arguments.vllm, model, {"turns": TURNS[size], "plain": PLAIN[size]}, repeats)
+            by_vllm[name] = vllm(arguments.vllm, model, loads, repeats, arguments.dtype)
         if arguments.batching and name == "quickstart":
             batched[name] = rate(batching, model, PLAIN[size].scripts(model.config.vocab_size))
     result: dict[str, Any] = {
-        key: {name: {load: made[key] for load, made in loads.items()} for name, loads in found.items()}
+        key: {name: {load: made[key] for load, made in of.items()} for name, of in found.items()}
         for key in ("ours", "peer", "ratio", "floor")
     }
     over_vllm = {
-        name: {load: found[name][load]["ours"] / speed for load, speed in loads.items()}
-        for name, loads in by_vllm.items()
+        name: {load: found[name][load]["ours"] / speed for load, speed in of.items()} for name, of in by_vllm.items()
     }
     result |= {"vllm": by_vllm, "vllm_ratio": over_vllm}
-    print(json.dumps({**result, "repeats": repeats, "batching": batched, "peak_gflops": peak / 1e9}))
+    result |= {"repeats": repeats, "dtype": arguments.dtype, "batching": batched, "peak_gflops": peak / 1e9}
+    print(json.dumps(result))
     wanted = {"turns": WANTED["turns"]} if arguments.quick else WANTED
-    fast = all(loads[load]["ratio"] >= bound for loads in found.values() for load, bound in wanted.items())
-    return 0 if fast and all(loads["plain"] >= WANTED["plain"] for loads in over_vllm.values()) else 1
+    fast = all(of[load]["ratio"] >= bound for of in found.values() for load, bound in wanted.items())
+    return 0 if fast and all(of["plain"] >= WANTED["plain"] for of in over_vllm.values()) else 1
 
 
 if __name__ == "__main__":

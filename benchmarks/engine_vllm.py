@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/engine.py --vllm /tmp/vllm/bin/python
 
 Reads one JSON object from standard input (`model`: a directory; `loads`: for each name the scripts, each an opening and
-turns of how many tokens to sample and which to see then; `repeats`), and prints one as its last line: sampled tokens a
-second of CPU of each load, the median. The engine runs in this process, in float32 on one thread, with its prefix
-cache; the next turn of an attempt is asked for as soon as the one before it is over.
+turns of how many tokens to sample and which to see then; `repeats`; `dtype`), and prints one as its last line: sampled
+tokens a second of CPU of each load, the median. The engine runs in this process, on one thread, with its prefix cache;
+the next turn of an attempt is asked for as soon as the one before it is over.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> int:
     llm = LLM(
         asked["model"],
         skip_tokenizer_init=True,
-        dtype="float32",
+        dtype=asked["dtype"],
         max_model_len=4096,
         max_num_seqs=64,
         block_size=32,

@@ -824,8 +824,9 @@ class EngineConfig(Section):
     computed anew. 0 takes 4 on a CPU and in deterministic mode, and on a GPU half of what is free beside the weights
     and the learner's gradients and moments."""
     dtype: Literal["", "float32", "bfloat16"] = ""
-    """Of the embedded engine: type of its forward pass; empty takes `model.dtype`. On a CPU `float32` samples faster,
-    straight from the master weights, also where the learner is faster in `bfloat16`."""
+    """Of the embedded engine: type of its forward pass; empty takes `model.dtype`. On a CPU with matrix units
+    `bfloat16` samples faster from models of some 100M parameters up, and `float32` from small ones, whatever the
+    learner's is."""
     vllm: VllmConfig = VllmConfig()
     """Used where `backend` is `vllm`."""
 

@@ -163,7 +163,7 @@ class EngineReckoning:
     """What sampling would take.
 
     Attributes:
-        weights, cache: bytes on each GPU.
+        weights, cache: bytes on each GPU; of an embedded engine's weights those that it keeps laid out for itself.
         room: bytes that there are for the cache.
         wanted: bytes of a cache that holds all that the recipe has in flight.
         fits: whether one trajectory of full length does.
@@ -203,7 +203,9 @@ def reckon_engine(
     asked = rollout.concurrency or rollout.tasks_per_step * rollout.group_size
     wanted = float(min(asked, places or asked))
     mean = rollout.max_tokens * cluster.length_share
-    weights = 0.0 if embedded else 2.0 * facts.parameters / shards
+    prepares = not recipe.model.lora.rank and (cluster.gpu == "cpu" or recipe.engine_dtype == "float32")
+    prepared = float(size * facts.prepared) if prepares else 0.0
+    weights = prepared if embedded else 2.0 * facts.parameters / shards
     room = _embedded_room(recipe, limit_gib, held) if embedded else max(0.0, ENGINE_SHARE * limit_gib * GIB - weights)
     capacity = room * shards / per_token * copies
     width = max(1.0, min(wanted, capacity / mean))

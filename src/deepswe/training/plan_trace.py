@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, masking_utils
 
 from deepswe.config import LoraAdapters
+from deepswe.policy.decoder import is_of_family
 from deepswe.training.forward import TokenScorer, checkpoint_layers, layers_of
 from deepswe.training.lora import matrices
 
@@ -42,6 +43,7 @@ class ModelFacts:
         layers, hidden, vocabulary: sizes.
         attention: heads x their width.
         cache_values: keys and values of one token, in numbers.
+        prepared: entries of the matrices of which the embedded engine keeps a copy laid out for its products.
     """
 
     parameters: int
@@ -54,6 +56,7 @@ class ModelFacts:
     vocabulary: int
     attention: int
     cache_values: int
+    prepared: int = 0
 
     def lora(self, rank: int) -> int:
         """Parameters of adapters of this rank on every matrix."""
@@ -69,19 +72,19 @@ def model_facts(config: Any) -> ModelFacts:
     total = sum(p.numel() for p in model.parameters())
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     head = model.get_output_embeddings()
+    maps = [m for m in model.modules() if isinstance(m, nn.Linear)]
     return ModelFacts(
         parameters=total,
         active=sum(layers) - _idle_experts(model, text) + text.vocab_size * text.hidden_size,
         outer=total - sum(layers),
         layer=max(layers),
-        matrices=tuple(
-            (m.in_features, m.out_features) for m in model.modules() if isinstance(m, nn.Linear) and m is not head
-        ),
+        matrices=tuple((m.in_features, m.out_features) for m in maps if m is not head),
         layers=len(layers),
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,
         attention=text.num_attention_heads * width,
         cache_values=2 * len(layers) * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * width,
+        prepared=sum(m.weight.numel() for m in maps) if is_of_family(model) else 0,
     )
 
 

@@ -2,6 +2,7 @@ import contextlib
 
 import pytest
 import torch
+from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from deepswe.config import LoraAdapters, build_recipe
@@ -48,6 +49,7 @@ def test_facts_are_those_of_the_real_model():
         assert facts.outer == facts.parameters - 4 * facts.layer
         assert facts.active == 4 * facts.layer + 64 * 16
         assert facts.cache_values == 2 * 4 * 1 * 8
+        assert facts.prepared == sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     # q, k, v, o, gate, up, down of each layer, rank x (inputs + outputs)
     assert facts.lora(2) == 4 * 2 * ((16 + 16) + 2 * (16 + 8) + (16 + 16) + 3 * (16 + 32))
 
@@ -203,3 +205,17 @@ def test_on_a_gpu_the_engine_has_half_of_what_is_left_beside_all_that_the_learne
     left = (1 << 20) - 16 * facts.parameters
     assert left > 0
     assert made.learner_gib["engine: keys and values"] * GIB == pytest.approx(left / 2)
+
+
+def test_an_engine_on_a_cpu_is_reckoned_with_its_copies_of_the_weights():
+    facts = model_facts(small())
+    size = {"float32": 4, "bfloat16": 2}
+    for kind, lora, gpu, expected in (
+        ("float32", 0, "cpu", facts.prepared),
+        ("bfloat16", 0, "cpu", facts.prepared),
+        ("bfloat16", 0, "h100", 0),  # there it has none in bfloat16
+        ("float32", 4, "cpu", 0),  # nor beside adapters
+    ):
+        asked = recipe(engine={"dtype": kind}, model={"lora": {"rank": lora}}, cluster={"gpu": gpu})
+        made = reckon_engine(asked, facts, limit_gib=10.0, held=0.0, cores=2)
+        assert made.weights == expected * size[kind]
