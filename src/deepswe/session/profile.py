@@ -3,9 +3,9 @@
 While the thread of the event loop computes, that is ours: parsing, rendering, recording, deciding. While it waits,
 the time belongs to what it waits for: the learner if an update is under way, else the model if a turn is sampled, else
 an environment if one is at work, and to nobody where none of them is. That last time is ours, too: tasks that are being
-made, files, reports. So what is ours is counted at its most; what others compute meanwhile takes nothing from it, but is
-told beside it: how much the event loop computed while a pass or an update was under way in another thread, and how long
-that thread waited, for the event loop among others.
+made, files, reports. So what is ours is counted at its most; what others compute meanwhile takes nothing from it, but
+is told beside it: how much the event loop computed while a pass or an update was under way in another thread, and how
+long that thread waited, for the event loop among others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Profiler:
         own: what the thread has computed that asks.
     """
 
-    def __init__(self, wall: Clock = time.perf_counter, cpu: Clock | None = None, own: Clock = time.thread_time) -> None:
+    def __init__(
+        self, wall: Clock = time.perf_counter, cpu: Clock | None = None, own: Clock = time.thread_time
+    ) -> None:
         self._wall, self._cpu, self._own = wall, cpu or clock_of_this_thread(), own
         self._last = (wall(), self._cpu())
         self._beside, self._waited, self._lock = 0.0, 0.0, threading.Lock()
@@ -92,8 +94,9 @@ class Profiler:
 
     def row(self) -> dict[str, float]:
         """Seconds so far: wall_s; learner_s, model_s, sandbox_s and ours_s, which add up to it; of ours, loop_s (the
-        event loop computed) and alone_s (nothing else was at work). Of loop_s, loop_beside_s: a
-        pass or an update was under way in another thread; and waited_s: how long such threads had no core (`beside`)."""
+        event loop computed) and alone_s (nothing else was at work). Beside them, see `beside`: of loop_s,
+        loop_beside_s, in which a pass or an update was under way in another thread; and waited_s, in which that thread
+        waited."""
         self._settle()
         spent = self._spent
         return {
