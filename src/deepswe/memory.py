@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from deepswe.control_groups import bounding_groups
@@ -28,8 +29,18 @@ def available_memory_mib(proc: Path = Path("/proc")) -> int:
 
     Where the kernel does not say (it is no Linux), half of the machine's memory counts as available.
     """
-    left = (_left(group, version) for group, version in bounding_groups("memory", proc / "self"))
-    return int(min(_available(proc), *left, math.inf)) >> 20
+    return memory_gauge(proc)()
+
+
+def memory_gauge(proc: Path = Path("/proc")) -> Callable[[], int]:
+    """`available_memory_mib` for whoever asks often: the groups are looked for once, which is most of the work."""
+    groups = bounding_groups("memory", proc / "self")
+
+    def read() -> int:
+        left = (_left(group, version) for group, version in groups)
+        return int(min(_available(proc), *left, math.inf)) >> 20
+
+    return read
 
 
 def _available(proc: Path) -> int:

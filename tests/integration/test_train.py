@@ -108,6 +108,8 @@ def test_the_same_seed_gives_the_same_numbers_also_profiled_and_another_seed_oth
     assert min(profile["model_s"], profile["learner_s"], profile["ours_s"]) > 0
     parts = sum(profile[f"{part}_s"] for part in ("model", "learner", "sandbox", "ours"))
     assert parts == pytest.approx(profile["wall_s"])
+    assert 0 < profile["loop_beside_s"] <= profile["loop_s"]
+    assert 0 < profile["waited_s"] < profile["wall_s"]
     run_recipe(lake(tmp_path / "other", seed=1), resume=False, progress=Silent())
     assert numbers(tmp_path / "other" / "lake") != numbers(undisturbed)
 

@@ -161,8 +161,13 @@ async def commit_tree(sandbox: Sandbox) -> Snapshot:
         EnvironmentFault: git did.
     """
     settings = {"config": _CONFIG, "info/exclude": _EXCLUDED, "info/attributes": _ATTRIBUTES}
-    await sandbox.write_files({f"{ROOT}/.git/{name}": data for name, data in settings.items()})
-    result = await sandbox.exec(["sh", "-c", _SCRIPT], timeout_s=COMMIT_TIMEOUT_S, cwd=ROOT, env=_COMMIT_ENVIRONMENT)
+    result = await sandbox.exec(
+        ["sh", "-c", _SCRIPT],
+        timeout_s=COMMIT_TIMEOUT_S,
+        cwd=ROOT,
+        env=_COMMIT_ENVIRONMENT,
+        files={f"{ROOT}/.git/{name}": data for name, data in settings.items()},
+    )
     commit = result.stdout.decode("utf-8", "replace").strip()
     if result.exit_code or len(commit) != 40:
         raise EnvironmentFault(f"the tree could not be committed (exit code {result.exit_code}): {_words(result)}")
@@ -196,11 +201,16 @@ async def _diff(sandbox: Sandbox, snapshot: Snapshot, attributes: bytes) -> byte
         **(objects or {"objects/info/alternates": f"{ROOT}/.git/objects\n".encode()}),
     }
     try:
-        await sandbox.write_files({f"{_OWN}/{name}": data for name, data in files.items()})
+        result = await sandbox.exec(
+            ["sh", "-c", _DIFF_SCRIPT, "sh", snapshot.commit],
+            timeout_s=DIFF_TIMEOUT_S,
+            cwd="/",
+            env=_DIFF_ENVIRONMENT,
+            channel=True,
+            files={f"{_OWN}/{name}": data for name, data in files.items()},
+        )
     except OSError as error:
         raise DiffRefused(f"there is no room left for a diff: {error}") from error
-    command = ["sh", "-c", _DIFF_SCRIPT, "sh", snapshot.commit]
-    result = await sandbox.exec(command, timeout_s=DIFF_TIMEOUT_S, cwd="/", env=_DIFF_ENVIRONMENT, channel=True)
     if result.timed_out:
         raise DiffRefused(f"git did not finish within {DIFF_TIMEOUT_S:.0f} s")
     if result.exit_code:

@@ -15,7 +15,7 @@ from deepswe.grading.run import RUN_ENVIRONMENT, runner_command, runner_input
 from deepswe.grading.scripted import grade_by_script
 from deepswe.grading.sealed import Sealed, open_seals, seal
 from deepswe.grading.sentinels import mix_sentinels
-from deepswe.grading.tree import ROOT, Workshop, lay_tree, prepare_image
+from deepswe.grading.tree import ROOT, Workshop, lay_tree, prepare_image, remove_paths, tree_files
 from deepswe.sandbox.base import ExecResult, Sandbox
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import Grade, Graded, Ungraded
@@ -69,12 +69,11 @@ async def grade(
 
 
 async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests, verdict: Verdict) -> Grade:
-    data = patch.encode("utf-8", "surrogateescape")
     with boundary("grading.tree", GradingError):
         if task.image is not None:
             await prepare_image(sandbox, task.image, for_agent=False)
-        await lay_tree(sandbox, task.repository, {PATCH: data} if patch else None)
-    refused = await _apply(sandbox, patch, hidden) if patch else ""
+        await (remove_paths if patch else lay_tree)(sandbox, task.repository)
+    refused = await _apply(sandbox, patch, task, hidden) if patch else ""
     if refused:
         return Graded(0.0, _statuses(Report(), hidden), f"the patch does not apply: {refused}")
     if hidden.runner == "script":
@@ -82,36 +81,36 @@ async def _grade(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests, 
     plain = hidden.runner == "unittest" and task.repository.environment is None and task.image is None
     sealed = seal(hidden) if plain else Sealed(hidden.files)
     mixed = mix_sentinels(replace(hidden, files=sealed.files), random.SystemRandom())
-    with boundary("grading.tests", GradingError):
+    nonce = secrets.token_hex(16)
+    with boundary("grading.run", GradingError):
         try:
-            await sandbox.write_files({f"{ROOT}/{path}": text.encode() for path, text in mixed.files.items()})
+            result = await sandbox.exec(
+                runner_command(task),
+                timeout_s=hidden.timeout_s,
+                env=RUN_ENVIRONMENT,
+                stdin=runner_input(nonce, hidden.runner, task, hidden.arguments, mixed.tests),
+                channel=True,
+                files={f"{ROOT}/{path}": text.encode() for path, text in mixed.files.items()},
+            )
         except OSError as error:
             if not (error.errno in _IN_THE_WAY or (error.errno in _FULL and can_fill_disk(patch))):
                 raise
             reason = f"the patch leaves no place for the hidden tests: {error}"
             return Graded(0.0, _statuses(Report(), hidden), reason)
-    nonce = secrets.token_hex(16)
-    with boundary("grading.run", GradingError):
-        result = await sandbox.exec(
-            runner_command(task),
-            timeout_s=hidden.timeout_s,
-            env=RUN_ENVIRONMENT,
-            stdin=runner_input(nonce, hidden.runner, task, hidden.arguments, mixed.tests),
-            channel=True,
-        )
     report = open_seals(read_report(result.channel, nonce), sealed.expected)
     return verdict(result, report, hidden, mixed.sentinels)
 
 
-async def _apply(sandbox: Sandbox, patch: str, hidden: HiddenTests) -> str:
-    """Apply what may be applied of the patch; why it cannot be, or "".
+async def _apply(sandbox: Sandbox, patch: str, task: Task, hidden: HiddenTests) -> str:
+    """Lay the tree and apply what may be applied of the patch; why it cannot be, or "".
 
     Raises:
-        GradingError: git itself could not work.
+        GradingError: the tree cannot be laid, or git itself could not work.
     """
+    files = {**tree_files(task.repository), PATCH: patch.encode("utf-8", "surrogateescape")}
     command = ["git", "apply", "--whitespace=nowarn", "--allow-empty", *apply_options(hidden), PATCH]
     with boundary("grading.apply", GradingError):
-        result = await sandbox.exec(command, timeout_s=APPLY_TIMEOUT_S, env=_GIT)
+        result = await sandbox.exec(command, timeout_s=APPLY_TIMEOUT_S, env=_GIT, files=files)
         words = result.stderr.decode("utf-8", "replace").strip()
         if result.timed_out or (result.exit_code and result.exit_code not in _REFUSED_CODES):
             raise GradingError(f"git apply did not run (exit code {result.exit_code}); install git where sandboxes run")

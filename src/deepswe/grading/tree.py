@@ -101,12 +101,24 @@ async def lay_tree(sandbox: Sandbox, repository: Repository, extra: Mapping[str,
         OSError: a file could not be written.
         SandboxError: the sandbox failed, or would not remove a path.
     """
-    if repository.removed:
-        paths = [f"{ROOT}/{path}" for path in repository.removed]
-        result = await sandbox.exec(["rm", "-rf", "--", *paths], timeout_s=REMOVE_TIMEOUT_S)
-        if result.exit_code:
-            raise SandboxError(
-                f"paths of the base layer could not be removed: {result.stderr.decode(errors='replace')}"
-            )
-    files = {f"{ROOT}/{path}": text.encode() for path, text in repository.files.items()}
-    await sandbox.write_files({**files, **(extra or {})})
+    await remove_paths(sandbox, repository)
+    await sandbox.write_files({**tree_files(repository), **(extra or {})})
+
+
+async def remove_paths(sandbox: Sandbox, repository: Repository) -> None:
+    """Remove what the base layer has and the tree has not.
+
+    Raises:
+        SandboxError: the sandbox failed, or would not remove a path.
+    """
+    if not repository.removed:
+        return
+    paths = [f"{ROOT}/{path}" for path in repository.removed]
+    result = await sandbox.exec(["rm", "-rf", "--", *paths], timeout_s=REMOVE_TIMEOUT_S)
+    if result.exit_code:
+        raise SandboxError(f"paths of the base layer could not be removed: {result.stderr.decode(errors='replace')}")
+
+
+def tree_files(repository: Repository) -> dict[str, bytes]:
+    """What is written over the base layer: absolute path -> bytes."""
+    return {f"{ROOT}/{path}": text.encode() for path, text in repository.files.items()}

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from typing import Self
 
 import torch
@@ -82,6 +82,8 @@ class EmbeddedPolicy:
         cache_bytes: int = CACHE,
     ) -> None:
         self.cache_bytes = cache_bytes
+        self.computing: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Makes a context that the computing thread enters for each pass; to be set before the first."""
         self._engine = Engine(model, autocast=autocast, cache_bytes=cache_bytes)
         self._threads, self._deterministic = threads, deterministic
         self._changed = threading.Condition()
@@ -256,7 +258,7 @@ class EmbeddedPolicy:
         try:
             while self._await_work():
                 try:
-                    with boundary("policy.embedded", PolicyError), torch.inference_mode():
+                    with boundary("policy.embedded", PolicyError), torch.inference_mode(), self.computing():
                         self._iterate()
                 except DeepsweError as error:
                     self._fail_all(str(error))

@@ -138,6 +138,7 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         channel: bool = False,
+        files: Mapping[str, bytes] | None = None,
     ) -> ExecResult:
         """Run one command. A non-zero exit, a missing program (127) or a timeout is an `ExecResult`.
 
@@ -148,8 +149,10 @@ class Sandbox(Protocol):
             env: variables on top of the spec's.
             stdin: the whole standard input.
             channel: give the command a descriptor 3 whose bytes come back in `ExecResult.channel`.
+            files: written before it is started, as `write_files` does, in the same request.
 
         Raises:
+            OSError: of the first of the files that could not be written; the command was not started.
             SandboxError: the sandbox itself could not run the command.
         """
         ...

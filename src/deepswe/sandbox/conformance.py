@@ -40,6 +40,7 @@ from deepswe.sandbox.checks import (
 )
 from deepswe.sandbox.hostile import HOSTILE
 from deepswe.sandbox.pool import SandboxPool
+from deepswe.sandbox.served import BATCH_BYTES
 
 CHECK_S = 300.0
 """Longest that one check may take."""
@@ -221,6 +222,17 @@ async def many_files_are_written_in_one_call(ground: Ground, sandbox: Sandbox) -
     result = await sh(sandbox, "find many -type f | wc -l")
     expect(result.stdout.strip() == b"2000", told(result))
     expect(await sandbox.read_file("/testbed/many/49/1999") == b"1999", "the last one is wrong")
+
+
+async def files_of_a_command_are_there_when_it_starts(ground: Ground, sandbox: Sandbox) -> None:
+    """Of a few bytes or of many; where one cannot be written, the command is not started."""
+    for size in (0, 3, BATCH_BYTES + 1):
+        files = {"/testbed/with/it": b"x" * size, "/testbed/beside": b"y"}
+        result = await sandbox.exec(["wc", "-c", "with/it", "beside"], timeout_s=WAIT_S, files=files)
+        expect(result.stdout.split()[::2][:2] == [b"%d" % size, b"1"], told(result))
+    started = sandbox.exec(["touch", "started"], timeout_s=WAIT_S, files={"/testbed/beside/x": b"x"})
+    await _raises(OSError, errno.ENOTDIR, "beside/x", started)
+    await _raises(FileNotFoundError, 0, "started", sandbox.read_file("/testbed/started"))
 
 
 async def an_executable_file_runs(ground: Ground, sandbox: Sandbox) -> None:
@@ -499,6 +511,7 @@ CHECKS: tuple[Check, ...] = (
         "files",
         files_of_any_size_and_name_come_back_exactly,
         many_files_are_written_in_one_call,
+        files_of_a_command_are_there_when_it_starts,
         an_executable_file_runs,
         errors_of_files_are_the_kernels,
         links_lead_within_the_sandbox_only,

@@ -42,6 +42,7 @@ class MemorySandbox:
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         channel: bool = False,
+        files: Mapping[str, bytes] | None = None,
     ) -> ExecResult:
         """Always refused.
 

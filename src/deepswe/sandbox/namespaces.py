@@ -20,6 +20,7 @@ from deepswe.config import SandboxConfig
 from deepswe.errors import SandboxDied, SandboxStartError, SandboxUnavailable, SandboxUnsupported
 from deepswe.sandbox.base import EXPIRES, Limits, SandboxRecord, SandboxSpec
 from deepswe.sandbox.cgroups import Cgroups, Group
+from deepswe.sandbox.deadlines import Ticket, call_off, running_deadlines
 from deepswe.sandbox.journal import (
     FILE,
     Journal,
@@ -148,7 +149,7 @@ class _Life:
     ended: asyncio.Future[str]
     stream: _Stream
     over: asyncio.Future[None] | None = None
-    timer: asyncio.TimerHandle | None = None
+    timer: Ticket | None = None
 
 
 class Backend:
@@ -242,7 +243,7 @@ class Backend:
         if life.over is None:
             loop = asyncio.get_running_loop()
             life.over = loop.create_future()
-            life.timer = loop.call_later(STOP_S, self._hasten, life)
+            life.timer = running_deadlines().set(STOP_S, self._hasten, life)
             life.stream.close()
             life.ended.add_done_callback(lambda _: self._settle(life))
         await asyncio.shield(life.over)
@@ -250,13 +251,13 @@ class Backend:
     def _hasten(self, life: _Life) -> None:
         """It does not end by itself."""
         self._launcher.kill(life.name)
-        life.timer = asyncio.get_running_loop().call_later(GRACE_S, self._settle, life)
+        life.timer = running_deadlines().set(GRACE_S, self._settle, life)
 
     def _settle(self, life: _Life) -> None:
         """It has ended, or will not."""
         if life.over is None or life.timer is None or life.over.done():
             return
-        life.timer.cancel()
+        call_off(life.timer)
         del self._lives[life.name]
         if life.ended.done() and life.ended.result() != LAUNCHER_GONE:
             self._cgroups.give(life.group, life.limits)

@@ -23,7 +23,7 @@ from typing import Any, Self
 from deepswe.config import SandboxConfig
 from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError, SandboxError, SandboxStartError, SandboxUnavailable
-from deepswe.memory import available_memory_mib
+from deepswe.memory import memory_gauge
 from deepswe.sandbox.admission import (
     STARTS_PER_CORE,
     Admission,
@@ -91,13 +91,14 @@ class SandboxPool:
         self.config = config
         self.run = run
         cores = usable_cores()
-        self.concurrency = choose_concurrency(config, cores, available_memory_mib())
+        gauge = memory_gauge()
+        self.concurrency = choose_concurrency(config, cores, gauge())
         local = config.backend == "bubblewrap"
         self._admission = Admission(
             budget_of(config, self.concurrency),
             starts=STARTS_PER_CORE * cores if local else self.concurrency,
             starts_per_s=config.starts_per_s,
-            free_mib=available_memory_mib if local else None,
+            free_mib=gauge if local else None,
         )
         self._numbers = itertools.count(1)
         self._closed = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TypeVar
 from deepswe.errors import SandboxDied, SandboxError
 from deepswe.sandbox import server
 from deepswe.sandbox.base import ExecResult, SandboxSpec
+from deepswe.sandbox.deadlines import call_off, running_deadlines
 from deepswe.sandbox.files import CommandFiles
 
 GRACE_S = 20.0
@@ -19,6 +21,8 @@ FILE_TIMEOUT_S = 120.0
 SECOND_LOOK_S = 2.0
 """An answer may have arrived while the supervisor's own loop stood still: after a deadline look once more."""
 BATCH_BYTES = 4 << 20
+VARIABLES = 256
+"""Names and values, of those used last, whose bytes are kept."""
 FRAME_BYTES = 1 << 30
 
 Answer = tuple[int, list[bytes]]
@@ -44,6 +48,7 @@ class Wire:
         self._inbox = bytearray()
         self._waiting: dict[int, asyncio.Future[Answer | None]] = {}
         self._calls = 0
+        self._deadlines = running_deadlines()
         self.lost = ""
         """Why the wire ended; empty while it lives."""
         self.hello: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -93,12 +98,12 @@ class Wire:
 
     async def greeted(self, timeout_s: float) -> bool:
         """Wait for the server's greeting; False if it does not come in time, or never will."""
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(timeout_s, loop.call_later, SECOND_LOOK_S, _settle, self.hello, False)
+        deadlines = self._deadlines
+        ticket = deadlines.set(timeout_s, deadlines.loop.call_later, SECOND_LOOK_S, _settle, self.hello, False)
         try:
             return await self.hello
         finally:
-            timer.cancel()
+            call_off(ticket)
 
     async def ask(self, kind: int, fields: Sequence[bytes], timeout_s: float) -> Answer | None:
         """One request and its answer; None if the wire was or is lost meanwhile.
@@ -110,16 +115,16 @@ class Wire:
             return None
         self._calls += 1
         call = self._calls
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Answer | None] = loop.create_future()
+        deadlines = self._deadlines
+        answer: asyncio.Future[Answer | None] = deadlines.loop.create_future()
         self._waiting[call] = answer
         self._put(server.pack(call, kind, *fields))
         # First to look again a little later, then to give up.
-        timer = loop.call_later(timeout_s, loop.call_later, SECOND_LOOK_S, _give_up, answer)
+        ticket = deadlines.set(timeout_s, deadlines.loop.call_later, SECOND_LOOK_S, _give_up, answer)
         try:
             return await answer
         finally:
-            timer.cancel()
+            call_off(ticket)
             if self._waiting.pop(call, None) is not None:
                 self._put(server.pack(call, server.CANCEL))
 
@@ -170,6 +175,7 @@ class ServedSandbox(CommandFiles, ABC):
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         channel: bool = False,
+        files: Mapping[str, bytes] | None = None,
     ) -> ExecResult:
         """Run one command; see the protocol. A timeout ends background processes of earlier commands too, unless
         another command runs at that moment."""
@@ -182,8 +188,20 @@ class ServedSandbox(CommandFiles, ABC):
         fields += [b"1" if channel else b"0", encode(cwd or self.spec.workdir), stdin, server.number(len(argv))]
         fields += [encode(part) for part in argv]
         for name, value in variables.items():
-            fields += [encode(name), encode(value)]
-        kind, answer = await self._call(server.EXEC, fields, timeout_s + GRACE_S)
+            fields += [_encode_variable(name), _encode_variable(value)]
+        if files and sum(map(len, files.values())) >= BATCH_BYTES:
+            await self.write_files(files)
+            files = None
+        if files:
+            first = [
+                server.number(len(files)),
+                *(part for path, data in files.items() for part in (absolute(path), data)),
+            ]
+            kind, answer = await self._call(server.WRITE_EXEC, [*first, *fields], timeout_s + FILE_TIMEOUT_S)
+        else:
+            kind, answer = await self._call(server.EXEC, fields, timeout_s + GRACE_S)
+        if kind == server.FAILED and len(answer) == 3 and answer[1]:
+            raise file_error(self.id, answer)
         if kind != server.DONE or len(answer) != 8:
             words = " ".join(part.decode("utf-8", "replace") for part in answer)
             raise SandboxError(f"sandbox {self.id} could not run {argv[0]!r}: {words}")
@@ -250,6 +268,10 @@ def encode(text: str) -> bytes:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return text.encode("utf-8", "surrogatepass")
+
+
+_encode_variable = functools.lru_cache(maxsize=VARIABLES)(encode)
+"""Every command of a run has much the same environment."""
 
 
 def file_error(sandbox: str, answer: Sequence[bytes]) -> Exception:

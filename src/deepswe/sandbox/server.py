@@ -21,7 +21,8 @@ import select
 import sys
 import time
 
-EXEC, CANCEL, READ, WRITE = 1, 2, 3, 4
+EXEC, CANCEL, READ, WRITE, WRITE_EXEC = 1, 2, 3, 4, 7
+"""Kinds of requests; 5 and 6 are those of `deepswe.sandbox.kubernetes.resident`."""
 DONE, DATA, WRITTEN, FAILED, HELLO = 10, 11, 12, 13, 14
 CHUNK = 1 << 16
 CHANNEL_BYTES = 64 << 20
@@ -34,12 +35,8 @@ PR_SET_DUMPABLE = 4
 
 def pack(call: int, kind: int, *fields: bytes) -> bytes:
     """One frame, its length in front."""
-    parts = [call.to_bytes(4, "big"), kind.to_bytes(1, "big")]
-    for field in fields:
-        parts.append(len(field).to_bytes(4, "big"))
-        parts.append(field)
-    body = b"".join(parts)
-    return len(body).to_bytes(4, "big") + body
+    body = b"".join([part for field in fields for part in (len(field).to_bytes(4, "big"), field)])
+    return b"%b%b%b%b" % ((len(body) + 5).to_bytes(4, "big"), call.to_bytes(4, "big"), kind.to_bytes(1, "big"), body)
 
 
 def unpack(body: bytes) -> "tuple[int, int, list[bytes]]":
@@ -247,6 +244,13 @@ class Server:
                     path = fields[position]
                     write_file(path, fields[position + 1], fields[0] == b"1")
                 self.send(call, WRITTEN)
+            elif kind == WRITE_EXEC:  # number of files, their paths and bytes, then as for EXEC
+                end = 1 + 2 * int(fields[0])
+                for position in range(1, end, 2):
+                    path = fields[position]
+                    write_file(path, fields[position + 1], False)
+                path = b""
+                self.start(call, fields[end:])
         except ValueError as error:
             self.send(call, FAILED, b"0", path, str(error).encode())
         except OSError as error:

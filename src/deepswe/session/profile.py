@@ -3,15 +3,18 @@
 While the thread of the event loop computes, that is ours: parsing, rendering, recording, deciding. While it waits,
 the time belongs to what it waits for: the learner if an update is under way, else the model if a turn is sampled, else
 an environment if one is at work, and to nobody where none of them is. That last time is ours, too: tasks that are being
-made, files, reports. So what is ours is counted at its most; what others compute meanwhile takes nothing from it.
+made, files, reports. So what is ours is counted at its most; what others compute meanwhile takes nothing from it, but
+is told beside it: how much the event loop computed while a pass or an update was under way in another thread, and how
+long that thread waited, for the event loop among others.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,23 +26,41 @@ from deepswe.types import Message
 
 PROFILE = "profile.json"
 """Name of the file in a run directory."""
+LATER = ("loop_beside_s", "waited_s")
+"""Keys that the first version of this file did not have."""
 Part = Literal["learner", "model", "sandbox"]
 PARTS: tuple[Part, ...] = ("learner", "model", "sandbox")
 """In this order waiting is put down to them."""
 
 
+Clock = Callable[[], float]
+"""Seconds from some moment on."""
+
+
+def clock_of_this_thread() -> Clock:
+    """What the calling thread has computed, told to any thread; to no other where the system cannot (macOS)."""
+    thread = threading.get_ident()
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return lambda: time.thread_time() if threading.get_ident() == thread else 0.0
+    clock = time.pthread_getcpuclockid(thread)
+    return lambda: time.clock_gettime(clock)
+
+
 class Profiler:
-    """Adds up the wall time of one thread, that of the event loop, on which all its methods are called.
+    """Adds up the wall time of one thread, that of the event loop, on which all its methods are called but `beside`.
 
     Args:
-        wall, cpu: clocks, in seconds: of the machine, and of what this thread has computed.
+        wall: the machine's clock.
+        cpu: what this thread has computed; by default its own clock.
+        own: what the thread has computed that asks.
     """
 
     def __init__(
-        self, wall: Callable[[], float] = time.perf_counter, cpu: Callable[[], float] = time.thread_time
+        self, wall: Clock = time.perf_counter, cpu: Clock | None = None, own: Clock = time.thread_time
     ) -> None:
-        self._wall, self._cpu = wall, cpu
-        self._last = (wall(), cpu())
+        self._wall, self._cpu, self._own = wall, cpu or clock_of_this_thread(), own
+        self._last = (wall(), self._cpu())
+        self._beside, self._waited, self._lock = 0.0, 0.0, threading.Lock()
         self._in_flight: dict[str, int] = dict.fromkeys(PARTS, 0)
         self._spent = dict.fromkeys((*PARTS, "loop", "alone"), 0.0)
         self._inside = {part: _Inside(self, part) for part in PARTS}
@@ -47,6 +68,22 @@ class Profiler:
     def inside(self, part: Part) -> AbstractContextManager[None]:
         """That part is at work, also across awaits; any number of times at once."""
         return self._inside[part]
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """A pass of the engine or an update of the learner is under way; entered in the thread that computes it.
+
+        What the event loop computes meanwhile costs no wall time, as far as that thread does not wait: for the lock of
+        the interpreter, which one of the two has at a time, for a core, or for a GPU.
+        """
+        wall, loop, own = self._wall(), self._cpu(), self._own()
+        try:
+            yield
+        finally:
+            passed, computed, looped = self._wall() - wall, self._own() - own, self._cpu() - loop
+            with self._lock:
+                self._beside += looped
+                self._waited += max(0.0, passed - computed)
 
     def count(self, part: Part, more: int) -> None:
         """From now on so many more calls of that part are under way."""
@@ -57,7 +94,9 @@ class Profiler:
 
     def row(self) -> dict[str, float]:
         """Seconds so far: wall_s; learner_s, model_s, sandbox_s and ours_s, which add up to it; of ours, loop_s (the
-        event loop computed) and alone_s (nothing else was at work)."""
+        event loop computed) and alone_s (nothing else was at work). Beside them, see `beside`: of loop_s,
+        loop_beside_s, in which a pass or an update was under way in another thread; and waited_s, in which that thread
+        waited."""
         self._settle()
         spent = self._spent
         return {
@@ -66,6 +105,8 @@ class Profiler:
             "ours_s": spent["loop"] + spent["alone"],
             "loop_s": spent["loop"],
             "alone_s": spent["alone"],
+            "loop_beside_s": min(self._beside, spent["loop"]),
+            "waited_s": self._waited,
         }
 
     def _settle(self) -> None:
@@ -106,7 +147,7 @@ def write_profile(path: Path, row: Mapping[str, float]) -> dict[str, float]:
     whole = dict(row)
     if path.exists():
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = {**dict.fromkeys(LATER, 0.0), **json.loads(path.read_text(encoding="utf-8"))}
             whole = {name: seconds + float(before[name]) for name, seconds in row.items()}
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise RunError(f"{path} is no profile ({error}); move it away") from error

@@ -18,6 +18,7 @@ from deepswe.envs.splits import check_recipe
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
+from deepswe.policy.embedded import EmbeddedPolicy
 from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel
 from deepswe.policy.render import Renderer as ChatRenderer
@@ -172,6 +173,8 @@ class _Main:
         async with open_policy(self._parts, loaded, weights) as (policy, engine):
             await engine.publish(learner.version)
             watched = policy if self._profiler is None else ProfiledPolicy(policy, self._profiler)
+            if self._profiler is not None and isinstance(policy, EmbeddedPolicy):
+                policy.computing = self._profiler.beside
             scheduler = self._parts.scheduler(watched, renderer)
             if start == 0:
                 await self._evaluate(scheduler, "before", 0)
@@ -212,8 +215,10 @@ class _Main:
         return steps
 
     async def _learn_in_thread(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        with self._profiler.inside("learner") if self._profiler else nullcontext():
+        if self._profiler is None:
             return await asyncio.to_thread(work, *arguments, **options)
+        with self._profiler.inside("learner"):
+            return await asyncio.to_thread(self._profiler.beside()(work), *arguments, **options)
 
     def _flow(self, scheduler: Scheduler) -> Flow | None:
         """Rollouts ahead of the steps that train them, where the recipe asks for it."""

@@ -1,7 +1,9 @@
 import asyncio
 import random
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -134,6 +136,22 @@ def test_batched_turns_equal_turns_one_by_one() -> None:
             assert [c.tokens for _, c in alone] == [c.tokens for _, c in record]
             for (_, one), (_, other) in zip(alone, record, strict=True):
                 assert_close(one.logprobs, other.logprobs)
+
+
+def test_whoever_watches_sees_each_pass_begin_and_end_in_the_thread_that_computes_it() -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        seen.append(f"begins in {threading.current_thread().name}")
+        yield
+        seen.append("ends")
+
+    with EmbeddedPolicy(tiny()) as policy:
+        policy.computing = watched
+        asyncio.run(play_all(policy, 2))
+    assert len(seen) > 2
+    assert seen == ["begins in deepswe-engine", "ends"] * (len(seen) // 2)
 
 
 def test_kept_cache_gives_the_same_as_none() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,14 @@ from deepswe.envs.frozenlake import FrozenLakeSuite
 from deepswe.errors import RunError
 from deepswe.policy.base import Sampling
 from deepswe.policy.scripted import ByteRenderer, ScriptedPolicy
-from deepswe.session.profile import ProfiledPolicy, ProfiledSuite, Profiler, describe_profile, write_profile
+from deepswe.session.profile import (
+    ProfiledPolicy,
+    ProfiledSuite,
+    Profiler,
+    clock_of_this_thread,
+    describe_profile,
+    write_profile,
+)
 
 
 class Clock:
@@ -51,6 +59,30 @@ def test_waiting_is_for_who_is_at_work_and_computing_is_ours(clock: Clock, profi
     assert row["wall_s"] == clock.wall == 31.75
 
 
+def test_what_the_loop_computes_beside_another_thread_is_told_and_how_long_that_waited() -> None:
+    clock, other = Clock(), Clock()
+    profiler = Profiler(lambda: clock.wall, lambda: clock.cpu, lambda: other.cpu)
+    clock.pass_(0.0, 1.0)  # nobody else computes
+    with profiler.beside():  # both do, on two cores
+        clock.pass_(1.0, 4.0)
+        other.cpu += 5.0
+    with profiler.beside():  # it waits for us half of the time
+        clock.pass_(0.0, 2.0)
+        other.cpu += 1.0
+    row = profiler.row()
+    assert (row["loop_s"], row["loop_beside_s"], row["waited_s"]) == (7.0, 6.0, 1.0)
+
+
+def test_another_thread_reads_what_this_one_computed() -> None:
+    clock, told = clock_of_this_thread(), list[float]()
+    sum(range(100_000))
+    before = clock()
+    thread = threading.Thread(target=lambda: told.append(clock()))
+    thread.start()
+    thread.join()
+    assert 0 < before <= told[0] <= clock()
+
+
 def test_a_clock_that_counts_too_much_takes_no_more_than_there_was(clock: Clock, profiler: Profiler) -> None:
     clock.wall, clock.cpu = 1.0, 1.5
     row = profiler.row()
@@ -73,6 +105,9 @@ def test_a_resumed_run_adds_to_its_profile(tmp_path: Path, clock: Clock, profile
     assert (whole["wall_s"], whole["model_s"], whole["model_share"], whole["ours_share"]) == (8.0, 6.0, 0.75, 0.25)
     assert json.loads(path.read_text()) == whole
     assert describe_profile(whole) == "8 s: model 75.0%, sandbox 0.0%, learner 0.0%, ours 25.0%"
+    del whole["loop_beside_s"], whole["waited_s"]  # which earlier versions did not write
+    path.write_text(json.dumps(whole))
+    assert write_profile(path, profiler.row())["wall_s"] == 12.0
     path.write_text("[]")
     with pytest.raises(RunError, match="is no profile"):
         write_profile(path, profiler.row())
