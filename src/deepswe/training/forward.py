@@ -141,12 +141,12 @@ class TokenScorer:
         """(log-probs of the targets, entropies), from the hidden states under their logits."""
         limit = LOGITS_PER_CHUNK * (1 if hidden_NH.device.type == "cpu" else 4)
         rows = max(1, limit // _vocabulary(self._head))
-        if len(targets_N) <= rows:
-            return self._score_chunk(hidden_NH, targets_N)
         if is_plain(self._head) and not self._entropy_gradient:
             return score_by_head(
                 self._head, hidden_NH, targets_N, temperature=self.temperature, rows=rows, chunks=self.chunks
             )
+        if len(targets_N) <= rows:
+            return self._score_chunk(hidden_NH, targets_N)
         parts: list[tuple[Tensor, Tensor]] = [
             checkpoint(self._score_chunk, hidden, targets, use_reentrant=False)
             for hidden, targets in zip(torch.split(hidden_NH, rows), torch.split(targets_N, rows), strict=True)
