@@ -135,7 +135,8 @@ def _logits(hidden_RH: Tensor, matrix_VH: Tensor, temperature: float, wide: torc
 def _entropy(share_RV: Tensor, logp_RV: Tensor) -> Tensor:
     """- sum of p log p; log p is used up."""
     # Where p is 0, log p may be minus infinity, and the product of the two no number.
-    return -torch.linalg.vecdot(share_RV, logp_RV.clamp_(min=-1e4))
+    entropy_R: Tensor = torch.linalg.vecdot(share_RV, logp_RV.clamp_(min=-1e4)).neg_()
+    return entropy_R
 
 
 def _add_product(total_VH: Tensor, by_RV: Tensor, hidden_RH: Tensor) -> None:
