@@ -58,7 +58,8 @@ class TokenScorer:
     The decoder runs on the padded batch without an attention mask (the padding is on the right). The head runs on
     the positions that predict a trained token, in chunks, so that memory does not grow with vocabulary x length.
     Where decoder and head do not compose to the model's own logits (a soft cap, a scale), the whole model runs
-    instead. The model stays in its mode; call `eval()` for a policy without dropout.
+    instead. A model that `forward_family` serves goes its way. The model stays in its mode; call `eval()` for a policy
+    without dropout.
 
     Attributes:
         chunks: which chunks of a plain head are computed; the planner leaves out those that cost what others do.

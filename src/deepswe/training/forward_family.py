@@ -150,7 +150,10 @@ def serves(model: Any) -> bool:
     """Whether a model is one for this way as it is now: of the family, on a CPU, nothing exchanged or dropped out."""
     if not is_of_family(model) or not sees_all(model.config):
         return False
-    exchanged = any("forward" in module.__dict__ or module._backward_hooks for module in model.modules())
+    exchanged = any(
+        "forward" in module.__dict__ or module._backward_hooks or module._backward_pre_hooks
+        for module in model.modules()
+    )
     dropped = model.training and getattr(model.config, "attention_dropout", 0.0) > 0.0
     here = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters())
     return here and not exchanged and not dropped and not torch.is_autocast_enabled("cpu")
