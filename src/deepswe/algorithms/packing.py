@@ -9,6 +9,7 @@ No token is padding, so it pays where lengths differ much.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
@@ -97,11 +98,11 @@ def _make_sample(
     worth[:1], turn_of[:1] = [0.0], [-1]
     end = max((i + 1 for i, trained in enumerate(mask) if trained), default=len(mask))
     return TrainingSample(
-        torch.tensor(tokens[:end]),
-        torch.tensor(mask[:end]),
-        torch.tensor(logprobs[:end]),
-        torch.tensor(worth[:end]),
-        torch.tensor(turn_of[:end]),
+        torch.frombuffer(array("q", tokens[:end]), dtype=torch.int64),
+        torch.frombuffer(bytearray(mask[:end]), dtype=torch.bool),
+        torch.frombuffer(array("f", logprobs[:end]), dtype=torch.float32),
+        torch.frombuffer(array("f", worth[:end]), dtype=torch.float32),
+        torch.frombuffer(array("q", turn_of[:end]), dtype=torch.int64),
     )
 
 

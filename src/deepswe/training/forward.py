@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from deepswe.algorithms.packing import MicroBatch
 from deepswe.errors import TrainingError
+from deepswe.training.forward_family import family_forward, serves
 from deepswe.training.forward_head import Chunks, every_chunk, is_plain, score_by_head
 from deepswe.training.forward_rows import states_along
 
@@ -57,7 +58,8 @@ class TokenScorer:
     The decoder runs on the padded batch without an attention mask (the padding is on the right). The head runs on
     the positions that predict a trained token, in chunks, so that memory does not grow with vocabulary x length.
     Where decoder and head do not compose to the model's own logits (a soft cap, a scale), the whole model runs
-    instead. The model stays in its mode; call `eval()` for a policy without dropout.
+    instead. A model that `forward_family` serves goes its way. The model stays in its mode; call `eval()` for a policy
+    without dropout.
 
     Attributes:
         chunks: which chunks of a plain head are computed; the planner leaves out those that cost what others do.
@@ -93,6 +95,9 @@ class TokenScorer:
         self.chunks: Chunks = every_chunk
         self._head = _output_embeddings(model)
         self._decoder = _decoder(model) if (composes(model) if composed is None else composed) else None
+        self._family = None
+        if self._decoder is not None and not bfloat16:
+            self._family = family_forward(model, lambda batch: self._plain_states(batch)[0])
         self.run: Callable[[MicroBatch], tuple[Tensor, Tensor, Tensor | None]] = self.forward
         if values is not None and self._decoder is None:
             raise TrainingError(
@@ -106,27 +111,27 @@ class TokenScorer:
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
         """The fields of the scores of `batch`, as a plain tuple."""
-        if batch.branches is not None:
-            return self._forward_along(batch)
-        predicting_BT = batch.mask_BT[:, 1:]
-        targets_N = batch.tokens_BT[:, 1:][predicting_BT]
         with self._autocast(batch.tokens_BT.device):
-            if self._decoder is None:
+            if self._decoder is None and batch.branches is None:
+                predicting_BT = batch.mask_BT[:, 1:]
                 logits_NV = _logits(self.model, batch.tokens_BT)[:, :-1][predicting_BT]
-                return (*self._score(logits_NV, targets_N), None)
-            hidden_BTH = self._decoder(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
-            hidden_NH = hidden_BTH[:, :-1][predicting_BT]
-            return self._score_states(hidden_NH, targets_N)
+                return (*self._score(logits_NV, batch.tokens_BT[:, 1:][predicting_BT]), None)
+            if self._family is not None and len(batch.row_N) and serves(self.model):
+                return self._score_states(*self._family(batch))
+            return self._score_states(*self._plain_states(batch))
 
-    def _forward_along(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _plain_states(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """(hidden states under the logits, trained tokens), by the model's own forward."""
+        if batch.branches is None and self._decoder is not None:
+            predicting_BT = batch.mask_BT[:, 1:]
+            hidden_BTH = self._decoder(input_ids=batch.tokens_BT, use_cache=False).last_hidden_state
+            return hidden_BTH[:, :-1][predicting_BT], batch.tokens_BT[:, 1:][predicting_BT]
         if self._decoder is None or batch.from_N is None or batch.target_N is None:
             raise TrainingError(
                 f"{type(self.model).__name__} does not give the hidden states under its logits, which rows of many "
                 "samples need; set training.packing to 'padded'"
             )
-        with self._autocast(batch.tokens_BT.device):
-            hidden_NH = states_along(self._decoder, batch).index_select(0, batch.from_N)
-            return self._score_states(hidden_NH, batch.target_N)
+        return states_along(self._decoder, batch).index_select(0, batch.from_N), batch.target_N
 
     def _score_states(self, hidden_NH: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         logp_N, entropy_N = self.score_hidden(hidden_NH, targets_N)
@@ -137,12 +142,12 @@ class TokenScorer:
         """(log-probs of the targets, entropies), from the hidden states under their logits."""
         limit = LOGITS_PER_CHUNK * (1 if hidden_NH.device.type == "cpu" else 4)
         rows = max(1, limit // _vocabulary(self._head))
-        if len(targets_N) <= rows:
-            return self._score_chunk(hidden_NH, targets_N)
         if is_plain(self._head) and not self._entropy_gradient:
             return score_by_head(
                 self._head, hidden_NH, targets_N, temperature=self.temperature, rows=rows, chunks=self.chunks
             )
+        if len(targets_N) <= rows:
+            return self._score_chunk(hidden_NH, targets_N)
         parts: list[tuple[Tensor, Tensor]] = [
             checkpoint(self._score_chunk, hidden, targets, use_reentrant=False)
             for hidden, targets in zip(torch.split(hidden_NH, rows), torch.split(targets_N, rows), strict=True)

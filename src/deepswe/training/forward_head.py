@@ -6,7 +6,8 @@ the backward pass makes the logits of each chunk again and has the gradient in c
 
     d logp / d logits = (onehot(target) - softmax) / temperature,
 
-so it costs one product of matrices more than autograd would (four in place of three).
+so it costs one product of matrices more than autograd would (four in place of three). Where one chunk holds all, its
+softmax is kept, and that product is not made.
 """
 
 from __future__ import annotations
@@ -76,15 +77,21 @@ class _Score(torch.autograd.Function):
         count = len(targets_N)
         logp_N = torch.empty(count, dtype=wide, device=hidden_NH.device)
         entropy_N, top_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
-        matrix_VH = weight_VH.to(narrow)
+        matrix_VH, kept_NV = weight_VH.to(narrow), None
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            for first in chunks(count, rows):
-                part = slice(first, min(first + rows, count))
-                logits_RV = _logits(hidden_NH[part], matrix_VH, temperature, wide)
-                top_N[part] = logits_RV.logsumexp(-1)
-                logp_N[part] = logits_RV.gather(1, targets_N[part, None])[:, 0] - top_N[part]
-                entropy_N[part] = _entropy(logits_RV, top_N[part])
-        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, top_N)
+            if count <= rows:
+                all_NV = _logits(hidden_NH, matrix_VH, temperature, wide).log_softmax(-1)
+                logp_N, kept_NV = all_NV.gather(1, targets_N[:, None])[:, 0], all_NV.exp()
+                entropy_N = _entropy(kept_NV, all_NV)
+            else:
+                for first in chunks(count, rows):
+                    part = slice(first, min(first + rows, count))
+                    logits_RV = _logits(hidden_NH[part], matrix_VH, temperature, wide)
+                    top_N[part] = logits_RV.logsumexp(-1)
+                    logp_N[part] = logits_RV.gather(1, targets_N[part, None])[:, 0] - top_N[part]
+                    logp_RV = logits_RV.sub_(top_N[part, None])
+                    entropy_N[part] = _entropy(logp_RV.exp(), logp_RV)
+        ctx.save_for_backward(hidden_NH, weight_VH, targets_N, top_N, kept_NV)
         ctx.settings = (temperature, rows, narrow, wide, chunks)
         ctx.mark_non_differentiable(entropy_N)
         return logp_N, entropy_N
@@ -93,7 +100,7 @@ class _Score(torch.autograd.Function):
     def backward(
         ctx: Any, by_logp_N: Tensor, by_entropy_N: Tensor
     ) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
-        hidden_NH, weight_VH, targets_N, top_N = ctx.saved_tensors
+        hidden_NH, weight_VH, targets_N, top_N, kept_NV = ctx.saved_tensors
         temperature, rows, narrow, wide, chunks = ctx.settings
         matrix_VH = weight_VH.to(narrow)
         by_hidden_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
@@ -103,10 +110,13 @@ class _Score(torch.autograd.Function):
         with torch.autocast(hidden_NH.device.type, enabled=False):
             for first in chunks(len(targets_N), rows):
                 part = slice(first, min(first + rows, len(targets_N)))
-                by_RV = _logits(hidden_NH[part], matrix_VH, temperature, wide)
-                by_RV.sub_(top_N[part, None]).exp_().neg_()
-                by_RV.scatter_add_(1, targets_N[part, None], torch.ones_like(top_N[part, None]))
-                by_RV.mul_((by_logp_N[part] / temperature)[:, None])
+                by_R1 = (by_logp_N[part] / temperature)[:, None]
+                if kept_NV is not None:
+                    by_RV = kept_NV * -by_R1
+                else:
+                    by_RV = _logits(hidden_NH[part], matrix_VH, temperature, wide)
+                    by_RV.sub_(top_N[part, None]).exp_().mul_(-by_R1)
+                by_RV.scatter_add_(1, targets_N[part, None], by_R1)
                 narrow_RV = by_RV.to(narrow)
                 if by_hidden_NH is not None:
                     by_hidden_NH[part] = (narrow_RV @ matrix_VH).to(hidden_NH.dtype)
@@ -122,11 +132,11 @@ def _logits(hidden_RH: Tensor, matrix_VH: Tensor, temperature: float, wide: torc
     return logits_RV if temperature == 1.0 else logits_RV.div_(temperature)
 
 
-def _entropy(logits_RV: Tensor, top_R: Tensor) -> Tensor:
-    """- sum of p log p; the logits are used up."""
-    logp_RV = logits_RV.sub_(top_R[:, None])
+def _entropy(share_RV: Tensor, logp_RV: Tensor) -> Tensor:
+    """- sum of p log p; log p is used up."""
     # Where p is 0, log p may be minus infinity, and the product of the two no number.
-    return -torch.einsum("rv,rv->r", logp_RV.exp(), logp_RV.clamp_(min=-1e4))
+    entropy_R: Tensor = torch.linalg.vecdot(share_RV, logp_RV.clamp_(min=-1e4)).neg_()
+    return entropy_R
 
 
 def _add_product(total_VH: Tensor, by_RV: Tensor, hidden_RH: Tensor) -> None:

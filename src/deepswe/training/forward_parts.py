@@ -12,6 +12,8 @@ Shapes: H heads, T tokens in the row, D head size.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -30,16 +32,31 @@ CUT = 128
 
 
 class Part(NamedTuple):
-    """Queries and the keys that they see: all of them, or (causal, where both are one stretch) those up to each."""
+    """Queries and the keys that they see: all of them, or (causal, where both are one stretch) those up to each.
+
+    Attributes:
+        mask: where queries are not all of a stretch, 0 for each key up to each of them and minus infinity behind.
+    """
 
     queries: Stretch
     keys: Stretch
     causal: bool
+    mask: Tensor | None = None
+
+    @property
+    def own(self) -> bool:
+        """Whether the queries are among the keys."""
+        return self.causal or self.mask is not None
 
 
-def parts_of(branches: Sequence[Branch]) -> list[Part]:
-    """The parts of the attention of a row, each query's own piece first."""
-    own = [part for branch in branches for part in _within(branch.own)]
+def parts_of(branches: Sequence[Branch], *, short: float | None = None) -> list[Part]:
+    """The parts of the attention of a row, each query's own piece first.
+
+    Args:
+        branches: of the row.
+        short: a causal part with fewer tokens is cut; None is `SHORT`.
+    """
+    own = [part for branch in branches for part in _within(branch.own, SHORT if short is None else short)]
     seen: dict[Stretch, list[Stretch]] = {}
     for branch in branches:
         for keys in branch.before:
@@ -52,10 +69,35 @@ def parts_of(branches: Sequence[Branch]) -> list[Part]:
     return own + [Part(queries, keys, False) for keys, those in seen.items() for queries in those]
 
 
-def _within(own: Stretch) -> list[Part]:
+def thinned(branches: Sequence[Branch], kept_R: Tensor, kind: torch.dtype) -> list[Part]:
+    """The parts of the attention of some tokens of a row, who stand end to end as queries.
+
+    Args:
+        branches: of the row.
+        kept_R: the places of the queries, rising.
+        kind: the type of the masks.
+    """
+    kept = kept_R.tolist()
+    made = []
+    for queries, keys, causal, _ in parts_of(branches, short=math.inf):
+        first, last = bisect_left(kept, queries[0]), bisect_left(kept, queries[1])
+        if first == last:
+            continue
+        mask = None
+        if causal:
+            keys = (keys[0], kept[last - 1] + 1)
+            causal = last - first == keys[1] - keys[0]
+            if not causal:
+                behind = torch.arange(*keys) > kept_R[first:last, None]
+                mask = torch.zeros(behind.shape, dtype=kind).masked_fill_(behind, -math.inf)
+        made.append(Part((first, last), keys, causal, mask))
+    return made
+
+
+def _within(own: Stretch, short: float) -> list[Part]:
     """The parts of a stretch's attention on itself."""
     start, end = own
-    step = CUT if CUT < end - start < SHORT else end - start
+    step = CUT if CUT < end - start < short else end - start
     pieces = [(at, min(at + step, end)) for at in range(start, end, step)]
     return [
         part
@@ -67,7 +109,7 @@ def _within(own: Stretch) -> list[Part]:
 def attend_in_parts(
     query: Tensor, key: Tensor, value: Tensor, parts: Sequence[Part], *, scaling: float | None
 ) -> Tensor:
-    """What the queries (1, H, T, D) gather; keys and values have as many heads.
+    """What the queries (1, H, T, D) gather; keys and values have as many heads or, of groups of heads, fewer.
 
     Args:
         parts: as `parts_of` makes them: the first part of each query has it among its keys.
@@ -81,15 +123,7 @@ def attend_in_parts(
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, parts: Sequence[Part], scale: float) -> Tensor:
-        made_HTD = torch.empty_like(query)
-        total_HT = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
-        for part in parts:
-            own, keys = _cut(part.queries), _cut(part.keys)
-            gathered, total = _forward(query[own], key[keys], value[keys], 0.0, part.causal, scale=scale)
-            if part.causal:
-                made_HTD[own], total_HT[own] = gathered, total
-            else:
-                _add(made_HTD[own], total_HT[own], gathered, total)
+        made_HTD, total_HT = attend(query, key, value, parts, scale)
         ctx.save_for_backward(query, key, value, made_HTD, total_HT)
         ctx.parts, ctx.scale = parts, scale
         return made_HTD
@@ -97,26 +131,69 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query, key, value, made_HTD, total_HT = ctx.saved_tensors
-        for_query, for_key, for_value = (torch.zeros_like(s, dtype=total_HT.dtype) for s in (query, key, value))
-        gradient = gradient.contiguous() if gradient.stride(-1) != 1 else gradient
-        for part in ctx.parts:
-            own, keys = _cut(part.queries), _cut(part.keys)
-            found = _backward(
-                gradient[own],
-                query[own],
-                key[keys],
-                value[keys],
-                made_HTD[own],
-                total_HT[own],
-                0.0,
-                part.causal,
-                scale=ctx.scale,
-            )
-            for_query[own] += found[0]
-            for_key[keys] += found[1]
-            for_value[keys] += found[2]
-        kind = query.dtype
-        return for_query.to(kind), for_key.to(kind), for_value.to(kind), None, None
+        found = attend_backward(gradient, query, key, value, made_HTD, total_HT, ctx.parts, ctx.scale)
+        return (*found, None, None)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[Part], scale: float) -> tuple[Tensor, Tensor]:
+    """(what the queries gather, the logarithms of the sums of their weights)."""
+    made_HTD = torch.empty_like(query)
+    total_HT = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+    for part in parts:
+        own, seen = _span(part.queries), _span(part.keys)
+        gathered, total = _forward(
+            query.narrow(*own),
+            key.narrow(*seen),
+            value.narrow(*seen),
+            0.0,
+            part.causal,
+            attn_mask=part.mask,
+            scale=scale,
+        )
+        if part.own:
+            made_HTD.narrow(*own).copy_(gathered)
+            total_HT.narrow(*own).copy_(total)
+        else:
+            _add(made_HTD.narrow(*own), total_HT.narrow(*own), gathered, total)
+    return made_HTD, total_HT
+
+
+def attend_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    made_HTD: Tensor,
+    total_HT: Tensor,
+    parts: Sequence[Part],
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values, from that of what was gathered."""
+    for_query = torch.empty_like(query, dtype=total_HT.dtype)
+    for_key, for_value = (torch.zeros_like(states, dtype=total_HT.dtype) for states in (key, value))
+    gradient = gradient.contiguous() if gradient.stride(-1) != 1 else gradient
+    for part in parts:
+        own, seen = _span(part.queries), _span(part.keys)
+        by_query, by_key, by_value = _backward(
+            gradient.narrow(*own),
+            query.narrow(*own),
+            key.narrow(*seen),
+            value.narrow(*seen),
+            made_HTD.narrow(*own),
+            total_HT.narrow(*own),
+            0.0,
+            part.causal,
+            attn_mask=part.mask,
+            scale=scale,
+        )
+        if part.own:
+            for_query.narrow(*own).copy_(by_query)
+        else:
+            for_query.narrow(*own).add_(by_query)
+        for_key.narrow(*seen).add_(by_key)
+        for_value.narrow(*seen).add_(by_value)
+    kind = query.dtype
+    return for_query.to(kind), for_key.to(kind), for_value.to(kind)
 
 
 def _add(made: Tensor, total: Tensor, gathered: Tensor, more: Tensor) -> None:
@@ -126,5 +203,7 @@ def _add(made: Tensor, total: Tensor, gathered: Tensor, more: Tensor) -> None:
     total.copy_(both)
 
 
-def _cut(stretch: Stretch) -> tuple[slice, slice, slice]:
-    return slice(None), slice(None), slice(*stretch)
+def _span(stretch: Stretch) -> tuple[int, int, int]:
+    """What `narrow` takes: the dimension of tokens, where the stretch begins, how many they are."""
+    start, end = stretch
+    return 2, start, end - start

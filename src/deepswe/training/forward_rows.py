@@ -34,7 +34,7 @@ def attend_along(model: Any) -> None:
     Raises:
         TrainingError: it does not: the model looks back in another way, or takes no attention from outside.
     """
-    if not _sees_all(model.config.get_text_config()):
+    if not sees_all(model.config.get_text_config()):
         raise TrainingError(_refused(model, "it has layers without full attention"))
     AttentionInterface.register(NAME, along)
     AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -167,7 +167,7 @@ def _given(tensor: Tensor | None) -> Tensor:
     return tensor
 
 
-def _sees_all(config: Any) -> bool:
+def sees_all(config: Any) -> bool:
     """Whether every layer looks back all the way."""
     kinds = getattr(config, "layer_types", None)
     return set(kinds) == {"full_attention"} if kinds else not getattr(config, "sliding_window", None)

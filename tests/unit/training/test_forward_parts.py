@@ -7,7 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from deepswe.algorithms.packing import Branch
 from deepswe.algorithms.prefix import build_tree
 from deepswe.training import forward_parts
-from deepswe.training.forward_parts import Part, attend_in_parts, parts_of
+from deepswe.training.forward_parts import Part, attend, attend_backward, attend_in_parts, parts_of, thinned
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=9), min_size=1, max_size=6)
 
@@ -40,7 +40,7 @@ def _(monkeypatch):
 def test_every_query_has_each_of_its_keys_in_one_part(sequences):
     branches = branches_of(sequences)
     counted = torch.zeros_like(seen_by(branches))
-    for queries, keys, causal in parts_of(branches):
+    for queries, keys, causal, _ in parts_of(branches):
         square = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int64)
         counted[slice(*queries), slice(*keys)] += square.tril() if causal else square
     assert torch.equal(counted, seen_by(branches))
@@ -52,7 +52,7 @@ def test_each_query_has_itself_in_its_first_part_and_only_there(sequences):
     parts = parts_of(branches_of(sequences))
     causal = [part for part in parts if part.causal]
     assert parts[: len(causal)] == causal
-    assert all(queries == keys for queries, keys, _ in causal)
+    assert all(part.queries == part.keys for part in causal)
 
 
 def test_neighbours_that_branch_off_at_one_place_are_one_part():
@@ -110,3 +110,24 @@ def test_states_of_half_the_width_are_added_up_in_float32():
     for got, right in zip(narrow, wide, strict=True):
         assert got.grad.dtype == torch.bfloat16
         assert torch.allclose(got.grad.float(), right.grad, atol=0.05, rtol=0.05)
+
+
+@settings(deadline=None)
+@given(SEQUENCES, st.randoms(use_true_random=False))
+def test_some_queries_alone_gather_and_give_back_what_they_do_among_all(sequences, random):
+    branches = branches_of(sequences)
+    count = branches[-1].own[1]
+    kept_R = torch.tensor(sorted(random.sample(range(count), random.randint(1, count))))
+    generator = torch.Generator().manual_seed(2)
+    query, gradient = (torch.randn(1, 4, count, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    key, value = (torch.randn(1, 2, count, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    whole, some = parts_of(branches), thinned(branches, kept_R, torch.float64)
+    made, total = attend(query, key, value, whole, 0.7)
+    few, few_total = attend(query[:, :, kept_R], key, value, some, 0.7)
+    assert torch.allclose(few, made[:, :, kept_R], atol=1e-12)
+    only = torch.zeros_like(gradient).index_copy_(2, kept_R, gradient[:, :, kept_R])
+    wanted = attend_backward(only, query, key, value, made, total, whole, 0.7)
+    found = attend_backward(gradient[:, :, kept_R], query[:, :, kept_R], key, value, few, few_total, some, 0.7)
+    assert torch.allclose(found[0], wanted[0][:, :, kept_R], atol=1e-12)
+    assert torch.allclose(found[1], wanted[1], atol=1e-12)
+    assert torch.allclose(found[2], wanted[2], atol=1e-12)
