@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 _EXTENT_STEP = 16
 """Rows that are read together are read up to a multiple of this many positions."""
-_CALL = 500_000
+_CALL = 250_000
 """What a call of the attention kernel costs by itself, in bytes of keys and values that are read meanwhile."""
 
 
@@ -46,13 +46,14 @@ class Stretch:
 
 
 class _Run:
-    """Rows that lie side by side and whose new tokens do, too; they are attended at once, as if all had as many new
-    tokens as the one with most, and as many positions as the longest.
+    """Rows that are attended at once, as if all had as many new tokens as the one with most, and as many positions as
+    the longest; those between them, too, which have nothing new.
 
     Attributes:
-        stretches: of the rows, by slot.
+        stretches: of the rows with new tokens, by slot, end to end.
+        rows: of the storage, in all.
         count, longest: most new tokens, most positions.
-        even: whether each row has as many new tokens.
+        even: whether each of the rows has as many new tokens.
         places, slots: its new tokens in the pass, and its rows in the storage.
         extent: positions that are read of each row; of one alone, those it has.
     """
@@ -60,12 +61,12 @@ class _Run:
     def __init__(self, stretches: tuple[Stretch, ...]) -> None:
         first, last = stretches[0], stretches[-1]
         self.stretches = stretches
+        self.rows = last.slot + 1 - first.slot
         self.count = max(s.count for s in stretches)
         self.longest = max(s.length for s in stretches)
-        self.even = last.end - first.begin == self.count * len(stretches)
+        self.even = last.end - first.begin == self.count * self.rows
         self.places, self.slots = slice(first.begin, last.end), slice(first.slot, last.slot + 1)
-        alone = len(stretches) == 1
-        self.extent = self.longest if alone else -(-self.longest // _EXTENT_STEP) * _EXTENT_STEP
+        self.extent = self.longest if self.rows == 1 else -(-self.longest // _EXTENT_STEP) * _EXTENT_STEP
 
     def moved(self) -> _Run:
         """The same rows with one position more."""
@@ -130,8 +131,8 @@ class Pass:
         made_THD = torch.empty_like(query_THD)
         for run in self._runs[heads, lanes, size]:
             # The query heads that share a key-value head stand where a sequence of queries would.
-            query = self._laid_out(run, query_THD).view(len(run.stretches), run.count, lanes, heads // lanes, size)
-            query = query.permute(0, 2, 3, 1, 4).reshape(len(query), lanes, -1, size)
+            query = self._laid_out(run, query_THD).view(run.rows, run.count, lanes, heads // lanes, size)
+            query = query.permute(0, 2, 3, 1, 4).reshape(run.rows, lanes, -1, size)
             seen = self._mask(run, self._windows[layer], heads // lanes, query.dtype)
             gathered = scaled_dot_product_attention(
                 query,
@@ -141,15 +142,15 @@ class Pass:
                 is_causal=seen is None,
                 scale=scale,
             )
-            gathered = gathered.view(len(query), lanes, heads // lanes, run.count, size).permute(0, 3, 1, 2, 4)
-            made_THD[run.places] = self._taken_up(run, gathered.reshape(len(query), run.count, heads, size))
+            gathered = gathered.view(run.rows, lanes, heads // lanes, run.count, size).permute(0, 3, 1, 2, 4)
+            made_THD[run.places] = self._taken_up(run, gathered.reshape(run.rows, run.count, heads, size))
         return made_THD
 
     def _mask(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
         """Minus infinity where a query does not see a position, else 0; None where that is plainly all behind it."""
         key = (run.places.start, run.places.stop, window, groups, dtype)
         if key not in self._masks:
-            alone = run.stretches[0] if len(run.stretches) == 1 and run.count > 1 else None
+            alone = run.stretches[0] if run.rows == 1 and run.count > 1 else None
             plain = alone and not alone.start and groups == 1 and (window is None or window >= alone.length)
             self._masks[key] = None if plain else self._hiding(run, window, groups, dtype)
         return self._masks[key]
@@ -165,9 +166,9 @@ class Pass:
 
     def _laid_out(self, run: _Run, given_T: Tensor) -> Tensor:
         """What there is of each of a run's new tokens, as (rows, count, ...); where a row has fewer, its last one
-        stands in."""
+        stands in, and where it has none, that of the row before."""
         given = given_T[run.places] if run.even else given_T[self._order(run)[0]]
-        return given.view(len(run.stretches), run.count, *given_T.shape[1:])
+        return given.view(run.rows, run.count, *given_T.shape[1:])
 
     def _taken_up(self, run: _Run, made_RN: Tensor) -> Tensor:
         """The same of the new tokens alone, end to end."""
@@ -178,8 +179,12 @@ class Pass:
         """Of an uneven run: the token at each place as laid out, and the place of each token."""
         key = (run.places.start, run.places.stop)
         if key not in self._orders:
-            tokens = [min(s.begin + number, s.end - 1) for s in run.stretches for number in range(run.count)]
-            places = [row * run.count + number for row, s in enumerate(run.stretches) for number in range(s.count)]
+            tokens, places = list[int](), list[int]()
+            for s in run.stretches:
+                first = (s.slot - run.slots.start) * run.count
+                tokens += tokens[-1:] * (first - len(tokens))
+                tokens += [min(s.begin + number, s.end - 1) for number in range(run.count)]
+                places += range(first, first + s.count)
             self._orders[key] = (
                 torch.tensor(tokens, device=self._device),
                 torch.tensor(places, device=self._device),
@@ -188,7 +193,7 @@ class Pass:
 
 
 def _runs(stretches: Sequence[Stretch], *, read: int, computed: int) -> list[_Run]:
-    """Rows that lie side by side are put together where less is wasted by it than another call costs.
+    """Neighbours are put together where less is wasted by it than another call costs.
 
     Args:
         read: bytes of keys and values of one position.
@@ -200,10 +205,10 @@ def _runs(stretches: Sequence[Stretch], *, read: int, computed: int) -> list[_Ru
     for s in stretches:
         most, far = max(count, s.count), max(longest, s.length)
         own = s.length * (read + computed * s.count)
-        if groups and s.slot == groups[-1][-1].slot + 1 and (s.count > 1) == (count > 1):
-            rows = len(groups[-1])
-            apart = rows * longest * (read + computed * count) + own
-            if (rows + 1) * far * (read + computed * most) - apart <= _CALL:
+        if groups and s.slot > groups[-1][-1].slot and (s.count > 1) == (count > 1):
+            first, last = groups[-1][0].slot, groups[-1][-1].slot
+            apart = (last + 1 - first) * longest * (read + computed * count) + own
+            if (s.slot + 1 - first) * far * (read + computed * most) - apart <= _CALL:
                 groups[-1].append(s)
                 count, longest = most, far
                 continue

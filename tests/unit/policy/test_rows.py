@@ -13,6 +13,7 @@ ROWS_OF_A_PASS = [
     pytest.param([(0, 3, 1), (1, 90, 1), (4, 0, 1), (5, 50, 1)], id="one token each, lengths apart"),
     pytest.param([(slot, 4, 5) for slot in range(ROWS)], id="as many tokens each"),
     pytest.param([(slot, slot, 2 + slot) for slot in range(ROWS)], id="more and more tokens"),
+    pytest.param([(1, 5, 1), (4, 6, 1), (7, 2, 1), (2, 3, 4), (6, 0, 3)], id="with rows between that have none"),
     pytest.param([(2, 7, 1), (3, 9, 1), (0, 0, 40), (1, 0, 2), (5, 30, 3), (8, 1, 2)], id="of all kinds"),
     pytest.param([(3, 0, 96)], id="one whole row"),
 ]
@@ -85,7 +86,8 @@ def test_rows_of_like_length_side_by_side_are_attended_at_once(monkeypatch: pyte
         ([(slot, 20, 7) for slot in range(ROWS)], [ROWS]),
         ([(0, 20, 1), (1, 20, 1), (2, 1000, 1), (3, 1000, 1)], [4]),  # another call costs more than what is wasted
         ([(0, 20, 1), (1, 20, 1), (2, 4000, 1), (3, 4000, 1)], [2, 2]),
-        ([(0, 20, 1), (1, 20, 1), (3, 20, 1)], [2, 1]),
+        ([(0, 20, 1), (1, 20, 1), (3, 20, 1), (7, 20, 1)], [8]),  # with those between
+        ([(0, 4000, 1), (8, 4000, 1)], [1, 1]),  # too long for that
         ([(0, 20, 1), (1, 20, 1), (2, 0, 2048)], [2, 1]),
     ):
         calls.clear()
