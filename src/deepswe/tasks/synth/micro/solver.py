@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from random import Random
 
 from deepswe.errors import TaskError
-from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, draw_kind, edits, functions
+from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, draw_kind, edits
+from deepswe.tasks.synth.micro.templates import Module
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import ToolCall
 
@@ -65,10 +66,10 @@ def _read_fix(task: Task, hidden: HiddenTests) -> _Fix:
     if not (len(removed) == len(added) == len(paths) == 1) or paths[0] not in task.repository.files:
         raise TaskError(f"the gold patch of {task.id} is no one-line patch; the reference solver is for micro tasks")
     source = task.repository.files[paths[0]]
-    number = source.split("\n").index(removed[0]) + 1
-    for node in functions(source):
-        if node.lineno <= number <= (node.end_lineno or node.lineno):
-            return _Fix(paths[0], node.name, removed[0], added[0])
+    number = source.split("\n").index(removed[0])
+    for function in Module.read(source).outlines():
+        if function.first <= number < function.end:
+            return _Fix(paths[0], function.name, removed[0], added[0])
     raise TaskError(f"the gold patch of {task.id} is outside of every function; the reference solver cannot read it")
 
 
@@ -77,7 +78,7 @@ def _guess(source: str, fix: _Fix, random: Random) -> tuple[str, str]:
     lines = source.split("\n")
     others = [
         edit
-        for edit in edits(source, fix.function)
+        for edit in edits(Module.read(source), fix.function)
         if edit.kind in TRAINING_KINDS
         and (lines[edit.line], edit.text) != (fix.old, fix.new)
         and source.count(lines[edit.line].strip()) == 1
