@@ -63,6 +63,14 @@ def test_a_process_that_dies_is_one_error_and_ends_the_others(monkeypatch: pytes
     assert not started_by(os.getpid())
 
 
+def test_a_process_that_died_before_it_was_asked_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "_PROGRAM", "import os; os._exit(3)")
+    with making._maker() as maker:
+        maker.process.wait()
+        with pytest.raises(TaskError, match="ended, with status 3"):
+            maker.ask(making._Run(0, "train", 0, 1))
+
+
 def test_an_interpreter_that_does_not_start_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/none/python")
     with pytest.raises(TaskError, match=r"tasks\.micro: FileNotFoundError"):

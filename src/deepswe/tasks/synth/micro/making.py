@@ -89,18 +89,28 @@ class _Maker:
     process: subprocess.Popen[bytes]
     socket: Connection
 
+    def ask(self, run: _Run) -> None:
+        """Have it make these."""
+        with self._alive():
+            self.socket.send(run)
+
     def answer(self) -> Made:
-        """What it made of the run that was sent last."""
-        try:
+        """What it made of the run that was asked for last."""
+        with self._alive():
             answer: Made | DeepsweError = self.socket.recv()
+        if isinstance(answer, DeepsweError):
+            raise answer
+        return answer
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
         except (EOFError, ConnectionError) as error:
             raise TaskError(
                 f"a process that made micro tasks ended, with status {self.process.wait()}; see whether the machine "
                 "ran out of memory, and start again"
             ) from error
-        if isinstance(answer, DeepsweError):
-            raise answer
-        return answer
 
 
 @contextmanager
@@ -135,7 +145,7 @@ def _by_processes(runs: Sequence[_Run], processes: int) -> Generator[tuple[_Run,
 
         def start(maker: _Maker) -> None:
             for run in itertools.islice(waiting, 1):
-                maker.socket.send(run)
+                maker.ask(run)
                 busy[maker] = run
 
         for _ in range(processes):
