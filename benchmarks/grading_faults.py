@@ -40,7 +40,7 @@ from deepswe.grading.tree import Workshop
 from deepswe.progress import Progress
 from deepswe.sandbox.base import ExecResult, Sandbox, SandboxSpec
 from deepswe.sandbox.pool import SandboxPool, limits_of
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import Grade, Graded, Ungraded
 

@@ -33,7 +33,7 @@ from deepswe.sandbox.pool import SandboxPool, limits_of
 from deepswe.tasks.bundled import bundled_task_set
 from deepswe.tasks.layers import LayerCache, default_cache_root
 from deepswe.tasks.select import select_tasks
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.task import Task, TaskSet
 from deepswe.tasks.taskset import load_task_set
 from deepswe.tools.calls import render_call

@@ -8,7 +8,7 @@ from pathlib import Path
 from deepswe.config import MicroTasks, build_recipe
 from deepswe.envs.suites import OpenSuite, open_suite
 from deepswe.progress import Silent
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.task import Measured, TaskSet
 from deepswe.tasks.taskset import save_task_set
 from deepswe.training.loop import choose_tasks

@@ -15,7 +15,7 @@ from deepswe.errors import SandboxStartError
 from deepswe.grading.tree import Workshop
 from deepswe.sandbox.base import Sandbox, SandboxSpec
 from deepswe.sandbox.pool import SandboxPool, limits_of
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.synth.micro.solver import micro_solver
 from deepswe.tasks.task import HiddenTests, Repository, Task, TaskSet
 from deepswe.tools.calls import render_call

@@ -27,7 +27,7 @@ from deepswe.sandbox import container
 from deepswe.sandbox.base import Layer, Sandbox, SandboxSpec
 from deepswe.sandbox.container_engine import ImageUnavailable, find_engine
 from deepswe.sandbox.pool import SandboxPool, limits_of
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.synth.micro.solver import micro_solver
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import Graded, ToolCall

@@ -14,7 +14,7 @@ from deepswe.audit.run import ATTACKS, Record, Result, audit_tasks, holds, run_a
 from deepswe.config import MicroTasks
 from deepswe.errors import ConfigError
 from deepswe.progress import Silent
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.task import HiddenTests, Measured, Repository, Task, TaskSet
 from deepswe.tasks.taskset import save_task_set
 

@@ -31,7 +31,7 @@ from deepswe.policy.chat_anthropic import AnthropicStyle
 from deepswe.policy.chat_http import open_transport, retry_after
 from deepswe.policy.chat_openai import OpenAIStyle
 from deepswe.policy.scripted import ByteRenderer
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tools.calls import parse_call
 from deepswe.tools.catalog import TOOLS
 from deepswe.types import Message

@@ -9,7 +9,8 @@ from deepswe.errors import TaskError
 from deepswe.progress import Silent
 from deepswe.tasks.layers import LayerCache
 from deepswe.tasks.synth.micro import kept
-from deepswe.tasks.synth.micro.generate import micro_task, micro_task_set, named_micro_task
+from deepswe.tasks.synth.micro.generate import micro_task, named_micro_task
+from deepswe.tasks.synth.micro.making import micro_task_set
 
 CONFIG = MicroTasks(train=8, heldout=3, unseen=2, seed=5)
 

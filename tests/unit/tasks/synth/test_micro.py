@@ -16,10 +16,12 @@ import pytest
 from deepswe.config import MicroTasks
 from deepswe.errors import TaskError
 from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, UNSEEN_KINDS, apply, edits
-from deepswe.tasks.synth.micro.generate import micro_task, micro_task_set
+from deepswe.tasks.synth.micro.generate import micro_task
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.synth.micro.naming import WORDS, is_heldout_constant
 from deepswe.tasks.synth.micro.shapes import BY_NAME, SHAPES
 from deepswe.tasks.synth.micro.solver import micro_solver
+from deepswe.tasks.synth.micro.templates import Module
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import ToolCall
 
@@ -176,7 +178,7 @@ def test_edits_of_a_line_by_kind():
     source = (
         'def f(a, b=3):\n    """D."""\n    if a >= b and not a.upper():\n        return a - b\n    return min(a, 7)\n'
     )
-    found = {(edit.line, edit.text.strip(), edit.kind) for edit in edits(source, "f")}
+    found = {(edit.line, edit.text.strip(), edit.kind) for edit in edits(Module.read(source), "f")}
     assert (0, "def f(a, b=4):", "default") in found
     assert (2, "if a > b and not a.upper():", "boundary") in found
     assert (2, "if a <= b and not a.upper():", "direction") in found
@@ -191,8 +193,8 @@ def test_edits_of_a_line_by_kind():
 
 def test_apply_changes_one_line():
     source = 'def f(a):\n    """D."""\n    return a + 2\n'
-    for edit in edits(source, "f"):
-        changed = apply(source, edit).split("\n")
+    for edit in edits(Module.read(source), "f"):
+        changed = apply(Module.read(source), edit).lines
         assert [i for i, (x, y) in enumerate(zip(changed, source.split("\n"), strict=True)) if x != y] == [edit.line]
 
 

@@ -7,12 +7,12 @@ no training task, neither as a bug nor as a guess of the reference solver.
 
 from __future__ import annotations
 
-import ast
-import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
+
+from deepswe.tasks.synth.micro.templates import Module
 
 UNSEEN_KINDS = frozenset({"flag", "division", "overwrite"})
 TRAINING_KINDS = frozenset(
@@ -63,6 +63,16 @@ _SWAPS: dict[str, tuple[tuple[str, str], ...]] = {
     "False": (("True", "flag"),),
 }
 _INITIAL = re.compile(r"\s+\w+ = -?\d+$")
+_DEFAULT = re.compile(r"=(\d+)")
+_NUMBER = re.compile(r"-?\d+")
+_DIFFERENCE = re.compile(r"\b(\w+) - (\w+)\b")
+_CALL = re.compile(r"\b(\w+_\w+)\((\w+), (\w+)\)")
+_SLICE = re.compile(r"\[(\w*):(\w*)\]")
+_RANGE = re.compile(r"range\((\w+)\)")
+_RANGE_FROM_1 = re.compile(r"range\(1, (\w+)\)")
+_RANGE_TO = re.compile(r"(range\(\w+, \w+)( \+ 1)?\)")
+_IF_NOT = re.compile(r"\bif not ")
+_IF = re.compile(r"\s+if (?!not )")
 _COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
 
 
@@ -87,42 +97,33 @@ def draw_kind(kinds: Iterable[str], random: Random) -> str:
     return random.choices(found, [KIND_WEIGHTS.get(kind, 1.0) for kind in found])[0]
 
 
-def apply(source: str, edit: Edit) -> str:
+def apply(module: Module, edit: Edit) -> Module:
     """The module after the edit."""
-    lines = source.split("\n")
-    lines[edit.line] = edit.text
-    return "\n".join(lines)
+    return module.with_line(edit.line, edit.text)
 
 
-@functools.lru_cache(maxsize=16)
-def functions(source: str) -> tuple[ast.FunctionDef, ...]:
-    """The functions at the top level of a module; not to be changed."""
-    return tuple(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
-
-
-def edits(source: str, function: str) -> tuple[Edit, ...]:
+def edits(module: Module, function: str, line: int | None = None) -> tuple[Edit, ...]:
     """Every edit of one function, in the order of the text.
 
     Args:
-        source: a module.
+        module: a generated one.
         function: name of a function at its top level.
+        line: index of the only line to edit, if not all.
     """
-    node = next(n for n in functions(source) if n.name == function)
-    lines = source.split("\n")
-    parameters = [argument.arg for argument in node.args.args]
-    stored = [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
-    names = tuple(dict.fromkeys([*parameters, *stored]))
-    first = node.lineno - 1
-    found = list(_defaults(lines[first], first))
-    body_start = node.body[1].lineno - 1  # body[0] is the docstring
-    for index in range(body_start, node.end_lineno or body_start):
-        found += _line_edits(lines[index], index, names)
+    outline = next(found for found in module.outlines() if found.name == function)
+    lines = module.lines
+    found: list[Edit] = []
+    for index in (outline.first, *range(outline.body, outline.end)) if line is None else (line,):
+        if index == outline.first:
+            found += _defaults(lines[index], index)
+        elif index >= outline.body:
+            found += _line_edits(lines[index], index, outline.names)
     unique = {(edit.line, edit.text): edit for edit in reversed(found) if edit.text != lines[edit.line]}
     return tuple(sorted(unique.values(), key=lambda e: (e.line, e.text)))
 
 
 def _defaults(line: str, index: int) -> Iterator[Edit]:
-    for match in re.finditer(r"=(\d+)", line):
+    for match in _DEFAULT.finditer(line):
         for value in _neighbours(int(match[1])):
             yield Edit(index, f"{line[: match.start(1)]}{value}{line[match.end(1) :]}", "default")
 
@@ -143,7 +144,7 @@ def _line_edits(line: str, index: int, names: tuple[str, ...]) -> Iterator[Edit]
 def _replacements(line: str, texts: list[str], place: int, names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     text = texts[place]
     yield from _SWAPS.get(text, ())
-    if re.fullmatch(r"-?\d+", text):
+    if _NUMBER.fullmatch(text):
         yield from _other_numbers(line, texts, place)
     elif text in names and not _is_target(texts, place):
         kind = "return" if texts[0] == "return" and len(texts) == 2 else "variable"
@@ -175,22 +176,22 @@ def _is_target(texts: list[str], place: int) -> bool:
 
 
 def _wider_edits(line: str, index: int) -> Iterator[Edit]:
-    for match in re.finditer(r"\b(\w+) - (\w+)\b", line):
+    for match in _DIFFERENCE.finditer(line):
         if not match[2].isdigit():
             yield _spliced(line, index, match, f"{match[2]} - {match[1]}", "operands")
-    for match in re.finditer(r"\b(\w+_\w+)\((\w+), (\w+)\)", line):
+    for match in _CALL.finditer(line):
         yield _spliced(line, index, match, f"{match[1]}({match[3]}, {match[2]})", "arguments")
-    for match in re.finditer(r"\[(\w*):(\w*)\]", line):
+    for match in _SLICE.finditer(line):
         yield _spliced(line, index, match, f"[{match[2]}:{match[1]}]", "slice")
-    for match in re.finditer(r"range\((\w+)\)", line):
+    for match in _RANGE.finditer(line):
         yield _spliced(line, index, match, f"range(1, {match[1]})", "range")
-    for match in re.finditer(r"range\(1, (\w+)\)", line):
+    for match in _RANGE_FROM_1.finditer(line):
         yield _spliced(line, index, match, f"range({match[1]})", "range")
-    for match in re.finditer(r"(range\(\w+, \w+)( \+ 1)?\)", line):
+    for match in _RANGE_TO.finditer(line):
         yield _spliced(line, index, match, match[1] + ("" if match[2] else " + 1") + ")", "range")
-    for match in re.finditer(r"\bif not ", line):
+    for match in _IF_NOT.finditer(line):
         yield _spliced(line, index, match, "if ", "negation")
-    if re.match(r"\s+if (?!not )", line) and not _COMPARISONS & set(line.split()):
+    if _IF.match(line) and not _COMPARISONS & set(line.split()):
         yield Edit(index, line.replace("if ", "if not ", 1), "negation")
 
 

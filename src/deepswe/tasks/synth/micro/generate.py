@@ -17,20 +17,23 @@ the line with the bug either fails a hidden case or agrees with the right line o
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from random import Random
-from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from deepswe.config import MicroTasks
 from deepswe.errors import TaskError
-from deepswe.progress import Progress, Silent
 from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, UNSEEN_KINDS, Edit, apply, draw_kind, edits
 from deepswe.tasks.synth.micro.naming import Namer
 from deepswe.tasks.synth.micro.shapes import BY_NAME, SHAPES, Function, Shape, Value, write
-from deepswe.tasks.task import HiddenTests, Repository, Task, TaskSet
+from deepswe.tasks.synth.micro.templates import Module
+from deepswe.tasks.task import HiddenTests, Repository, Task
+
+if TYPE_CHECKING:  # a process that makes tasks starts in half the time without it
+    from deepswe.config import MicroTasks
 
 DRAWN_CASES = 16
 MOST_FAILING = 4
@@ -46,17 +49,21 @@ _TRIES = 1000
 Arguments = tuple[Value, ...]
 
 
+class _Shapes(NamedTuple):
+    """What a split may be made of."""
+
+    composed: tuple[Shape, ...]
+    single: tuple[Shape, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One call and what it gives: a `repr`, or "raises Name"."""
+    """One call, as a text and in parts, and what it gives: a `repr`, or "raises Name"."""
 
+    call: str
     function: str
     arguments: Arguments
     right: str
-
-    @property
-    def call(self) -> str:
-        return f"{self.function}({', '.join(map(repr, self.arguments))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +74,6 @@ class _Bug:
     failing: tuple[_Case, ...]
     passing: tuple[_Case, ...]
     got: str
-
-
-def micro_task_set(config: MicroTasks, progress: Progress | None = None) -> TaskSet:
-    """All splits of the configured set. The same config gives the same set; a larger split extends a smaller one."""
-    told = progress or Silent()
-    tasks: list[Task] = []
-    hidden: dict[str, HiddenTests] = {}
-    counts = count_by_split(config)
-    told.begin("Micro tasks", sum(counts.values()))
-    for split, count in counts.items():
-        for number in range(count):
-            task, tests = micro_task(split, number, seed=config.seed)
-            tasks.append(task)
-            hidden[task.id] = tests
-            told.advance()
-    return TaskSet(tasks=tuple(tasks), hidden=hidden)
 
 
 def named_micro_task(config: MicroTasks, task_id: str) -> tuple[Task, HiddenTests]:
@@ -130,14 +121,14 @@ def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] |
     share = UNSEEN_SINGLE_SHARE if split == "unseen" else SINGLE_SHARE
     functions = _module(random, namer, shapes, count=1, single_share=share)
     target = functions[-1]
-    source = _text(functions)
+    right = Module.read(_text(functions))
     kinds = {sorted(UNSEEN_KINDS)[number % len(UNSEEN_KINDS)]} if split == "unseen" else TRAINING_KINDS
-    bug = _find_bug(source, functions, target, random, kinds)
+    bug = _find_bug(right, functions, target, random, kinds)
     if bug is None:
         return None
     path = f"{namer.module()}.py"
-    broken = apply(source, bug.edit)
-    files = {path: broken}
+    broken = apply(right, bug.edit)
+    files = {path: broken.source}
     for _ in range(random.choice((0, 0, 0, 1, 1, 2))):
         files[f"{namer.module()}.py"] = _text(
             _module(random, namer, shapes, count=random.choice((1, 2)), single_share=share)
@@ -156,24 +147,25 @@ def _draw(split: str, number: int, random: Random) -> tuple[Task, HiddenTests] |
         kind=bug.edit.kind,
         tags={"structure": target.shape.name},
     )
-    return task, _hidden(task.id, path, bug, broken, source)
+    return task, _hidden(task.id, path, bug, broken.source, right.source)
 
 
-def _shapes(split: str) -> list[Shape]:
+@cache
+def _shapes(split: str) -> _Shapes:
+    composed = tuple(shape for shape in SHAPES if "-" in shape.name)
+    single = tuple(shape for shape in SHAPES if "-" not in shape.name)
     if split == "unseen":
-        return list(SHAPES)
+        return _Shapes(composed, single)
     if split == "heldout":
-        return [shape for shape in SHAPES if shape.heldout and "-" in shape.name]
-    return [shape for shape in SHAPES if not shape.heldout]
+        return _Shapes(tuple(shape for shape in composed if shape.heldout), ())
+    return _Shapes(*(tuple(shape for shape in shapes if not shape.heldout) for shapes in (composed, single)))
 
 
-def _module(random: Random, namer: Namer, shapes: list[Shape], *, count: int, single_share: float) -> list[Function]:
+def _module(random: Random, namer: Namer, shapes: _Shapes, *, count: int, single_share: float) -> list[Function]:
     """Functions of one module, helpers before their callers. A helper counts as one of them."""
-    compositions = [shape for shape in shapes if "-" in shape.name]
-    singles = [shape for shape in shapes if "-" not in shape.name]
     functions: list[Function] = []
     while len(functions) < count:
-        shape = random.choice(singles if singles and random.random() < single_share else compositions)
+        shape = random.choice(shapes.single if shapes.single and random.random() < single_share else shapes.composed)
         helper = ""
         if shape.helper:
             helper = namer.function()
@@ -187,74 +179,70 @@ def _text(functions: Sequence[Function]) -> str:
 
 
 def _find_bug(
-    source: str, functions: Sequence[Function], target: Function, random: Random, kinds: Set[str]
+    right: Module, functions: Sequence[Function], target: Function, random: Random, kinds: Set[str]
 ) -> _Bug | None:
-    possible = [edit for edit in edits(source, target.name) if edit.kind in kinds]
+    possible = [edit for edit in edits(right, target.name) if edit.kind in kinds]
     if not possible:
         return None
     found = sorted({edit.kind for edit in possible})
     kind = draw_kind(found, random)
     edit = random.choice([edit for edit in possible if edit.kind == kind])
-    broken = apply(source, edit)
-    if broken.count(edit.text.strip()) != 1:
+    broken = apply(right, edit)
+    if broken.source.count(edit.text.strip()) != 1:
         return None
-    right, wrong = _load(source), _load(broken)
-    cases = _cases(target, right, random)
-    failing = [case for case in cases if _outcome(wrong, case) != case.right]
+    cases, wrong = _cases(target, right, random), broken.load(target.name)
+    failing = [case for case in cases if _outcome(wrong, case.arguments) != case.right]
     if len(failing) < 2:
         return None
     shown = min(failing, key=lambda case: (len(case.call), case.call))
     others = [case for case in failing if case is not shown]
-    agreeing = [case for case in cases if case not in failing]
+    failing_calls = {case.call for case in failing}
+    agreeing = [case for case in cases if case.call not in failing_calls]
     kept = [shown, *others[: MOST_FAILING - 1], *agreeing[:MOST_PASSING]]
-    kept += _against_near_misses(broken, edit.line, target.name, kept, cases)
-    passing = [case for case in kept if case in agreeing]
+    kept += _against_near_misses(right, broken, edit.line, target.name, kept, cases)
+    passing = [case for case in kept if case.call not in failing_calls]
     for function in functions:
         if function is not target:
-            passing += [c for c in _cases(function, right, random) if _outcome(wrong, c) == c.right][:MOST_PASSING]
+            others, same = _cases(function, right, random), broken.load(function.name)
+            passing += [case for case in others if _outcome(same, case.arguments) == case.right][:MOST_PASSING]
     if not passing:
         return None
-    return _Bug(edit, tuple(case for case in kept if case in failing), tuple(passing), _outcome(wrong, shown))
+    seen = tuple(case for case in kept if case.call in failing_calls)
+    return _Bug(edit, seen, tuple(passing), _outcome(wrong, shown.arguments))
 
 
-def _cases(function: Function, namespace: Mapping[str, Any], random: Random) -> list[_Case]:
+def _cases(function: Function, module: Module, random: Random) -> list[_Case]:
     """Distinct calls that the right version answers without an exception."""
     cases: dict[str, _Case] = {}
+    loaded = module.load(function.name)
     for _ in range(DRAWN_CASES):
-        case = _Case(function.name, function.sample(random), "")
-        right = _outcome(namespace, case)
+        arguments = function.sample(random)
+        right = _outcome(loaded, arguments)
         if not right.startswith("raises "):
-            cases[case.call] = _Case(case.function, case.arguments, right)
+            call = f"{function.name}({', '.join(map(repr, arguments))})"
+            cases[call] = _Case(call, function.name, arguments, right)
     return list(cases.values())
 
 
 def _against_near_misses(
-    broken: str, line: int, function: str, kept: Sequence[_Case], cases: Sequence[_Case]
+    right: Module, broken: Module, line: int, function: str, kept: Sequence[_Case], cases: Sequence[_Case]
 ) -> list[_Case]:
     """Cases that reject the other edits of the same line which all kept cases would let pass."""
     added: list[_Case] = []
-    for edit in edits(broken, function):
-        if edit.line != line:
+    for edit in edits(broken, function, line):
+        if edit.text == right.lines[line]:
             continue
-        candidate = _load(apply(broken, edit))
-        if all(_outcome(candidate, case) == case.right for case in (*kept, *added)):
-            added += [case for case in cases if _outcome(candidate, case) != case.right][:1]
+        candidate = apply(broken, edit).load(function)
+        if all(_outcome(candidate, case.arguments) == case.right for case in (*kept, *added)):
+            differing = (case for case in cases if _outcome(candidate, case.arguments) != case.right)
+            added += itertools.islice(differing, 1)
     return added
 
 
-def _load(source: str) -> dict[str, Any]:
-    """Run a generated module; its text is ours, so it runs in process."""
-    code: CodeType = compile(source, "<micro>", "exec")
-    namespace: dict[str, Any] = {}
-    exec(code, namespace)
-    return namespace
-
-
-def _outcome(namespace: Mapping[str, Any], case: _Case) -> str:
-    function: Callable[..., object] = namespace[case.function]
-    arguments = [argument.copy() if isinstance(argument, list | dict) else argument for argument in case.arguments]
+def _outcome(function: Callable[..., object], arguments: Arguments) -> str:
+    own = [argument.copy() if isinstance(argument, list | dict) else argument for argument in arguments]
     try:
-        return repr(function(*arguments))
+        return repr(function(*own))
     except (TypeError, ValueError, IndexError, KeyError, AttributeError, NameError, ZeroDivisionError) as error:
         return f"raises {type(error).__name__}"
 

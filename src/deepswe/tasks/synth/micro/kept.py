@@ -1,4 +1,4 @@
-"""Micro tasks that were made once: a set of thousands costs half a minute, and is read back in a second.
+"""Micro tasks that were made once: a set of thousands costs seconds, and is read back in half of one.
 
 A set lies in the layer cache under a key of its settings, of the code that made it and of the version of Python, so
 one that would come out another way is made anew. The file carries its own hash; one that was changed is made anew too.
@@ -15,7 +15,7 @@ from deepswe.config import MicroTasks
 from deepswe.errors import BuildError, StoreError
 from deepswe.progress import Progress
 from deepswe.tasks.layers import LayerCache, layer_key
-from deepswe.tasks.synth.micro.generate import micro_task_set
+from deepswe.tasks.synth.micro.making import micro_task_set
 from deepswe.tasks.task import TaskSet
 from deepswe.tasks.taskset import load_task_set, save_task_set
 

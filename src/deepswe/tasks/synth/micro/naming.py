@@ -23,17 +23,25 @@ WORDS = (
 )
 """Sub-words of every name; none is a keyword, a builtin or a word of an issue text or a docstring."""
 
+_PLACES = {word: place for place, word in enumerate(WORDS)}
+
 LARGEST_CONSTANT = 50
 
 
 def is_heldout_pair(first: str, second: str) -> bool:
     """Whether the compound name `first_second` is kept from training; a fifth of all pairs is."""
-    return (2 * WORDS.index(first) + WORDS.index(second)) % 5 == 0
+    return (2 * _PLACES[first] + _PLACES[second]) % 5 == 0
 
 
 def is_heldout_constant(value: int) -> bool:
     """Whether the constant is kept from training."""
     return value > 1 and value % 4 == 3
+
+
+_CONSTANTS = {
+    heldout: tuple(value for value in range(2, LARGEST_CONSTANT) if is_heldout_constant(value) is heldout)
+    for heldout in (False, True)
+}
 
 
 class Namer:
@@ -66,6 +74,4 @@ class Namer:
 
     def constants(self, count: int) -> list[int]:
         """That many different constants of at least 2."""
-        return self._random.sample(
-            [v for v in range(2, LARGEST_CONSTANT) if is_heldout_constant(v) is self._heldout], count
-        )
+        return self._random.sample(_CONSTANTS[self._heldout], count)

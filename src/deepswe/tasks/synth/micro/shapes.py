@@ -222,12 +222,13 @@ def write(shape: Shape, name: str, namer: Namer, *, helper: str = "") -> Functio
     fields |= {"f": name, "g": helper}
     used = parameters[: len(shape.arguments)]
     signature = ", ".join(used) + (f"={constants[0]}" if shape.defaults else "")
-    lines = [f"def {name}({signature}):", f'    """{shape.document}"""', *_indented(shape.body)]
-    text = "\n".join(lines[:1]) + "\n" + "\n".join(line.format(**fields) for line in lines[1:])
+    lines = [f'    """{shape.document}"""', *_indented(shape.body)]
+    text = f"def {name}({signature}):\n" + "\n".join(lines).format(**fields)
     inner = [c for c, key in zip(constants, "km", strict=True) if f"{{{key}}}" in shape.body + shape.document]
+    small = any(constant < 10 for constant in inner)
 
     def sample(random: Random) -> tuple[Value, ...]:
-        near = list(inner) if any(c < 10 for c in inner) or random.random() < 0.6 else []
+        near = list(inner) if small or random.random() < 0.6 else []
         near += [random.randrange(2, 10)]
         values = tuple(_argument(kind, random, near) for kind in shape.arguments)
         return values[:-1] if shape.defaults and random.random() < 0.5 else values

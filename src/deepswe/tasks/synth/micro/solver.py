@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from random import Random
 
 from deepswe.errors import TaskError
-from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, draw_kind, edits, functions
+from deepswe.tasks.synth.micro.edits import TRAINING_KINDS, draw_kind, edits
+from deepswe.tasks.synth.micro.templates import Module
 from deepswe.tasks.task import HiddenTests, Task
 from deepswe.types import ToolCall
 
@@ -25,6 +26,7 @@ class _Fix:
     """The right edit, read from the gold patch; `old` and `new` are whole lines."""
 
     path: str
+    module: Module
     function: str
     old: str
     new: str
@@ -44,10 +46,10 @@ def micro_solver(task: Task, hidden: HiddenTests, *, seed: int, mistakes: float)
     """
     random = Random(f"solver {task.id} {seed}")
     fix = _read_fix(task, hidden)
-    source = task.repository.files[fix.path]
+    source = fix.module.source
     old, new = fix.old, fix.new
     if random.random() < mistakes:
-        old, new = _guess(source, fix, random)
+        old, new = _guess(fix, random)
     old, new = fragment(source, old, new)
     if fix.path not in task.problem_statement:
         yield ToolCall("search", {"search_term": f"def {fix.function}"})
@@ -64,20 +66,20 @@ def _read_fix(task: Task, hidden: HiddenTests) -> _Fix:
     paths = [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ b/")]
     if not (len(removed) == len(added) == len(paths) == 1) or paths[0] not in task.repository.files:
         raise TaskError(f"the gold patch of {task.id} is no one-line patch; the reference solver is for micro tasks")
-    source = task.repository.files[paths[0]]
-    number = source.split("\n").index(removed[0]) + 1
-    for node in functions(source):
-        if node.lineno <= number <= (node.end_lineno or node.lineno):
-            return _Fix(paths[0], node.name, removed[0], added[0])
+    module = Module.read(task.repository.files[paths[0]])
+    number = module.lines.index(removed[0])
+    for function in module.outlines():
+        if function.first <= number < function.end:
+            return _Fix(paths[0], module, function.name, removed[0], added[0])
     raise TaskError(f"the gold patch of {task.id} is outside of every function; the reference solver cannot read it")
 
 
-def _guess(source: str, fix: _Fix, random: Random) -> tuple[str, str]:
+def _guess(fix: _Fix, random: Random) -> tuple[str, str]:
     """(old, new) lines of a wrong edit whose old line occurs once; the right ones if there is no other."""
-    lines = source.split("\n")
+    source, lines = fix.module.source, fix.module.lines
     others = [
         edit
-        for edit in edits(source, fix.function)
+        for edit in edits(fix.module, fix.function)
         if edit.kind in TRAINING_KINDS
         and (lines[edit.line], edit.text) != (fix.old, fix.new)
         and source.count(lines[edit.line].strip()) == 1
