@@ -21,7 +21,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from deepswe.errors import PolicyError
 from deepswe.policy.products import Product
-from deepswe.policy.rows import Pass, RowCache
+from deepswe.policy.rows import Pass, RowCache, RowLayer
 
 NAME = "deepswe_rows"
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -181,7 +181,14 @@ class FamilyDecoder:
         states_TH = self._embeddings[ids_T]
         turn = self._places(rows)
         for number, layer in enumerate(self._layers):
-            states_TH += _gathered(layer, layer.before(states_TH), turn, number, rows, cache)
+            storage = cache.row_layers[number]
+            query_THD = _seen(layer, layer.before(states_TH), turn, storage)
+            if layer is self._layers[-1] and not rows.only_singles:
+                # Of the last layer nothing but the states of the last tokens is looked at.
+                rows, place_E, of_T = rows.ends()
+                query_THD, states_TH, places_N = query_THD[place_E], states_TH[place_E], of_T[places_N]
+            made_THD = rows.attend(number, query_THD, storage.keys, storage.values, layer.scale)
+            states_TH += layer.output(made_THD.view(len(states_TH), -1))
             inner_TI = layer.inner(layer.after(states_TH))
             gate_TI, up_TI = inner_TI.chunk(2, dim=-1)
             states_TH += layer.down(silu(gate_TI).mul_(up_TI))
@@ -197,20 +204,16 @@ class FamilyDecoder:
             layer.prepare()
 
 
-def _gathered(
-    layer: _Layer, states_TH: Tensor, turn: tuple[Tensor, Tensor], number: int, rows: Pass, cache: RowCache
-) -> Tensor:
+def _seen(layer: _Layer, states_TH: Tensor, turn: tuple[Tensor, Tensor], storage: RowLayer) -> Tensor:
+    """Write keys and values; return the queries (T, heads, D)."""
     seen_THD = layer.seen(states_TH).view(len(states_TH), -1, layer.size)
     turned = layer.heads + layer.lanes
     both_THD = seen_THD[:, :turned].float()
     if layer.head_norm is not None:
         both_THD = layer.head_norm(both_THD)
     both_THD = _turned(both_THD, *turn).to(seen_THD.dtype)
-    storage = cache.row_layers[number]
     storage.write(both_THD[:, layer.heads :], seen_THD[:, turned:])
-    query_THD = both_THD[:, : layer.heads]
-    made_THD = rows.attend(number, query_THD, storage.keys, storage.values, layer.scale)
-    return layer.output(made_THD.view(len(states_TH), -1))
+    return both_THD[:, : layer.heads]
 
 
 def _turned(states_THD: Tensor, cos_T1D: Tensor, sin_T1D: Tensor) -> Tensor:

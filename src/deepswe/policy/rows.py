@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -103,6 +103,18 @@ class Pass:
         self._index: dict[tuple[int, int], Tensor] = {}
         self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor | None] = {}
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._ends: Ends | None = None
+
+    def ends(self) -> Ends:
+        """Of a pass in which some row has several new tokens: the last one of each row."""
+        if self._ends is None:
+            last = sorted(self._stretches, key=lambda s: s.slot)
+            place_E = torch.tensor([s.end - 1 for s in last], device=self._device)
+            of_T = torch.zeros(self.tokens, dtype=torch.long, device=self._device)
+            of_T[place_E] = torch.arange(len(last), device=self._device)
+            rows = Pass([(s.slot, s.length - 1, 1) for s in last], windows=self._windows, device=self._device)
+            self._ends = Ends(rows, place_E, of_T)
+        return self._ends
 
     def advance(self) -> None:
         """The pass after this one over the same rows with a single new token each, with one token more."""
@@ -192,6 +204,20 @@ class Pass:
         return self._orders[key]
 
 
+class Ends(NamedTuple):
+    """The last new token of each of E rows.
+
+    Attributes:
+        rows: a pass of them alone, by slot.
+        place_E: where they are in the whole pass.
+        of_T: for the last token of a row, which of them it is.
+    """
+
+    rows: Pass
+    place_E: Tensor
+    of_T: Tensor
+
+
 def _runs(stretches: Sequence[Stretch], *, read: int, computed: int) -> list[_Run]:
     """Neighbours are put together where less is wasted by it than another call costs.
 
@@ -217,7 +243,7 @@ def _runs(stretches: Sequence[Stretch], *, read: int, computed: int) -> list[_Ru
     return [_Run(tuple(group)) for group in groups]
 
 
-class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values, each (R, H, C, D)."""
 
     def __init__(self, cache: RowCache) -> None:
@@ -227,6 +253,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values: Tensor
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Make the storage, for states (T, H, D)."""
         self.keys, self.values = self._empty(key_states), self._empty(value_states)
         self.is_initialized = True
 
@@ -250,15 +277,19 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values.view(-1, size).index_copy_(0, index_N, values_THD.reshape(-1, size))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """As for no cache: masks are made here."""
         return query_length, 0
 
     def get_seq_length(self) -> int:
+        """None: rows have each their own."""
         return 0
 
     def get_max_length(self) -> int:
+        """No bound."""
         return -1
 
     def resize(self, rows: int, capacity: int) -> None:
+        """Make room; what is there stays."""
         self.keys = _grown(self.keys, rows, capacity)
         self.values = _grown(self.values, rows, capacity)
 
@@ -282,7 +313,7 @@ class RowCache(Cache):
     def __init__(self, layers: int) -> None:
         self.aimed = Pass((), windows=(), device="cpu")
         self.rows = self.capacity = 0
-        self.row_layers = [_RowLayer(self) for _ in range(layers)]
+        self.row_layers = [RowLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.row_layers))
 
     @property
