@@ -7,6 +7,8 @@ event loop and whatever else goes on while nobody else is at work is ours. Print
 - `ours`: share of the wall time that is ours, the median; `peer`: that of the model, the sandboxes and the learner;
   `ratio`: peer over ours; `repeats`: runs
 - `model`, `sandbox`, `learner`, `loop`, `alone`: shares; the last two make up ours
+- `beside`: of `loop`, the share in which a pass or an update was computed as well; so `ours` less this is the share in
+  which nothing but ours was
 - `wall_s`: of one run, without the start of Python and its imports
 
 Exits 0 only where `ours` is below 0.05. (Not called profile.py: beside other scripts, that name would hide Python's own
@@ -71,6 +73,7 @@ def main() -> int:
         "ratio": round((1.0 - ours) / ours, 2),
         "repeats": repeats,
         **{name: round(share(name), 4) for name in ("model", "sandbox", "learner", "loop", "alone")},
+        "beside": round(statistics.median(row["loop_beside_s"] / row["wall_s"] for row in rows), 4),
         "wall_s": round(statistics.median(row["wall_s"] for row in rows), 1),
         "part": part,
     }
