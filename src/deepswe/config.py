@@ -825,8 +825,7 @@ class EngineConfig(Section):
     and the learner's gradients and moments."""
     dtype: Literal["", "float32", "bfloat16"] = ""
     """Of the embedded engine: type of its forward pass; empty takes `model.dtype`. On a CPU with matrix units
-    `bfloat16` samples faster from models of some 100M parameters up, and `float32` from small ones, whatever the
-    learner's is."""
+    `bfloat16` samples faster from all but the smallest models, whatever the learner's type is."""
     vllm: VllmConfig = VllmConfig()
     """Used where `backend` is `vllm`."""
 

@@ -127,13 +127,11 @@ class _Norm:
 
 
 class _Layer:
-    """One layer; its q and k heads are normed and turned together."""
+    """One layer as its weights are now; heads of queries and keys are normed and turned together."""
 
     def __init__(self, module: Any, kind: torch.dtype) -> None:
         attention, inner = module.self_attn, module.mlp
         self.before, self.after = _norm(module.input_layernorm), _norm(module.post_attention_layernorm)
-        self.normed = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else ()
-        self.head_norm: _Norm | None = None
         self.seen = Product((attention.q_proj, attention.k_proj, attention.v_proj), kind)
         self.output = Product((attention.o_proj,), kind)
         self.inner = Product((inner.gate_proj, inner.up_proj), kind)
@@ -142,14 +140,11 @@ class _Layer:
         self.scale: float = attention.scaling
         self.heads = attention.q_proj.out_features // self.size
         self.lanes = attention.k_proj.out_features // self.size
-
-    def prepare(self) -> None:
-        for product in (self.seen, self.output, self.inner, self.down):
-            product.prepare()
-        if self.normed:
-            query, key = self.normed
+        self.head_norm: _Norm | None = None
+        if hasattr(attention, "q_norm"):
+            query, key = _norm(attention.q_norm), _norm(attention.k_norm)
             weights = [query.weight.expand(self.heads, -1), key.weight.expand(self.lanes, -1)]
-            self.head_norm = _Norm(torch.cat(weights).detach(), _norm(query).epsilon)
+            self.head_norm = _Norm(torch.cat(weights), query.epsilon)
 
 
 class FamilyDecoder:
@@ -160,23 +155,20 @@ class FamilyDecoder:
         model: one that `is_of_family`.
         kind: float32 or bfloat16.
         """
-        body = model.model
-        self._kind = kind
-        self._embeddings: Tensor = body.embed_tokens.weight
-        self._places = _Places(body.rotary_emb)
-        self._layers = [_Layer(module, kind) for module in body.layers]
-        self._norm = _norm(body.norm)
-        self._head = Product((model.lm_head,), kind)
-        self._weights = tuple(model.parameters())
+        self._model, self._kind = model, kind
+        self._places = _Places(model.model.rotary_emb)
+        self._weights: tuple[Tensor, ...] = ()
         self._state: tuple[int, ...] = ()
+        self._layers: list[_Layer] = []
 
     def renew(self) -> None:
         """As `Decoder`."""
-        self._state = ()
+        self._weights = ()
 
     def __call__(self, ids_T: Tensor, rows: Pass, cache: RowCache, places_N: Tensor) -> Tensor:
         """As `Decoder`."""
-        self._prepare()
+        if not self._weights or self._state != tuple(weight._version for weight in self._weights):
+            self._take_up()
         cache.aimed = rows
         states_TH = self._embeddings[ids_T]
         turn = self._places(rows)
@@ -194,14 +186,16 @@ class FamilyDecoder:
             states_TH += layer.down(silu(gate_TI).mul_(up_TI))
         return self._head(self._norm(states_TH[places_N])).float()
 
-    def _prepare(self) -> None:
-        state = tuple(weight._version for weight in self._weights)
-        if state == self._state:
-            return
-        self._state = state
-        self._head.prepare()
-        for layer in self._layers:
-            layer.prepare()
+    def _take_up(self) -> None:
+        """The weights as they are now."""
+        self._layers.clear()  # the copies before, which would stand beside the new ones
+        self._weights = tuple(self._model.parameters())
+        self._state = tuple(weight._version for weight in self._weights)
+        body = self._model.model
+        self._embeddings: Tensor = body.embed_tokens.weight
+        self._norm = _norm(body.norm)
+        self._head = Product((self._model.lm_head,), self._kind)
+        self._layers += [_Layer(module, self._kind) for module in body.layers]
 
 
 def _seen(layer: _Layer, states_TH: Tensor, turn: tuple[Tensor, Tensor], storage: RowLayer) -> Tensor:
@@ -267,7 +261,10 @@ def is_of_family(model: PreTrainedModel, kind: torch.dtype = torch.float32) -> b
     plain = all(type(m) is nn.Linear for m in model.modules() if isinstance(m, nn.Linear))
     adapted = any(name.endswith(("lora_A", "base_layer")) for name, _ in model.named_modules())
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-    return plain and not adapted and not hooked and all(p.dtype == torch.float32 for p in model.parameters())
+    counted = not any(p.is_inference() for p in model.parameters())  # their changes leave a trace
+    return (
+        plain and not adapted and not hooked and counted and all(p.dtype == torch.float32 for p in model.parameters())
+    )
 
 
 def make_decoder(

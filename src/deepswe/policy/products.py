@@ -24,34 +24,28 @@ class Product:
 
     def __init__(self, maps: Sequence[nn.Linear], kind: torch.dtype) -> None:
         """Args:
-        maps: of as many inputs each; `prepare` reads their weights.
+        maps: of as many inputs each; their weights are taken as they are now.
         kind: type of the products and of their results.
         """
-        self._maps, self._kind = maps, kind
-        self._packed = False
-        self._weight_MK = self._bias_M = torch.empty(0)
-        self._biased = any(of.bias is not None for of in maps)
-
-    def prepare(self) -> None:
-        """Take up the weights as they are now."""
-        weights: list[Tensor] = [of.weight.detach() for of in self._maps]
-        whole_MK = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(self._kind)
-        self._packed = whole_MK.numel() >= _PACKED_FROM.get(self._kind, 1 << 62) and _packs(whole_MK)
+        weights: list[Tensor] = [of.weight.detach() for of in maps]
+        whole_MK = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(kind)
+        self._kind = kind
+        self._packed = whole_MK.numel() >= _PACKED_FROM.get(kind, 1 << 62) and _packs(whole_MK)
         self._weight_MK = torch.ops.mkldnn._reorder_linear_weight(whole_MK, None) if self._packed else whole_MK
-        if self._biased:
-            biases: list[Tensor] = [
-                of.weight.new_zeros(len(of.weight)) if of.bias is None else of.bias for of in self._maps
-            ]
-            self._bias_M = torch.cat(biases).detach().to(self._kind)
+        self._bias_M: Tensor | None = None
+        if any(of.bias is not None for of in maps):
+            biases: list[Tensor] = [of.weight.new_zeros(len(of.weight)) if of.bias is None else of.bias for of in maps]
+            self._bias_M = torch.cat(biases).detach().to(kind)
 
     def __call__(self, states_TK: Tensor) -> Tensor:
         """The product, in its type."""
-        bias_M = self._bias_M if self._biased else None
         states_TK = states_TK.to(self._kind)
         if self._packed:
-            made_TM: Tensor = torch.ops.mkldnn._linear_pointwise(states_TK, self._weight_MK, bias_M, "none", [], "")
+            made_TM: Tensor = torch.ops.mkldnn._linear_pointwise(
+                states_TK, self._weight_MK, self._bias_M, "none", [], ""
+            )
             return made_TM
-        return linear(states_TK, self._weight_MK, bias_M)
+        return linear(states_TK, self._weight_MK, self._bias_M)
 
 
 def _packs(weight_MK: Tensor) -> bool:

@@ -12,7 +12,6 @@ def test_products_are_those_of_each_map_side_by_side(kind: torch.dtype, inputs: 
     torch.manual_seed(0)
     maps = [nn.Linear(inputs, outputs, bias=bias) for outputs, bias in zip((1030, 5), biased, strict=True)]
     product = Product(maps, kind)
-    product.prepare()
     tolerance = 1e-4 if kind == torch.float32 else 0.05
     with torch.inference_mode():
         for rows in (1, 3, 40):
@@ -23,13 +22,11 @@ def test_products_are_those_of_each_map_side_by_side(kind: torch.dtype, inputs: 
             torch.testing.assert_close(made.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_weights_are_those_of_the_last_preparation() -> None:
+def test_a_product_keeps_the_weights_that_it_was_made_of() -> None:
     only = nn.Linear(1100, 1100, bias=False)  # large enough to be laid out in blocks
-    product = Product([only], torch.float32)
-    product.prepare()
     states_TK = torch.randn(4, 1100)
-    before = product(states_TK)
+    before = only(states_TK)
+    product = Product([only], torch.float32)
     with torch.no_grad():
         only.weight.mul_(2.0)
-    product.prepare()
-    torch.testing.assert_close(product(states_TK), 2 * before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(product(states_TK), before, rtol=1e-4, atol=1e-4)
