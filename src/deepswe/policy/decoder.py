@@ -25,6 +25,8 @@ from deepswe.policy.rows import Pass, RowCache, RowLayer
 
 NAME = "deepswe_rows"
 FAMILY = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+FIXED_TURNS = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary positions in which the turn of a position depends on nothing else."""
 
 
 class Decoder(Protocol):
@@ -188,14 +190,16 @@ class FamilyDecoder:
 
     def _take_up(self) -> None:
         """The weights as they are now."""
+        self._weights = ()  # where this fails, nothing is taken for prepared
         self._layers.clear()  # the copies before, which would stand beside the new ones
-        self._weights = tuple(self._model.parameters())
-        self._state = tuple(weight._version for weight in self._weights)
+        weights = tuple(self._model.parameters())
+        state = tuple(weight._version for weight in weights)
         body = self._model.model
         self._embeddings: Tensor = body.embed_tokens.weight
         self._norm = _norm(body.norm)
         self._head = Product((self._model.lm_head,), self._kind)
         self._layers += [_Layer(module, self._kind) for module in body.layers]
+        self._weights, self._state = weights, state
 
 
 def _seen(layer: _Layer, states_TH: Tensor, turn: tuple[Tensor, Tensor], storage: RowLayer) -> Tensor:
@@ -222,7 +226,7 @@ class _Places:
 
     def __init__(self, rotary: Any) -> None:
         self._rotary: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = rotary
-        self._fixed = getattr(rotary, "rope_type", "") in ("default", "linear", "llama3", "yarn")
+        self._fixed = getattr(rotary, "rope_type", "") in FIXED_TURNS
         self._device = rotary.inv_freq.device
         self._table_PD = torch.empty(0)
 

@@ -273,10 +273,14 @@ class EmbeddedPolicy:
         with self._changed:
             self._idle = True
             self._changed.notify_all()
-            while not self._closed and (self._pauses or not self._has_work()):
-                self._changed.wait(self._time_to_deadline())
-            if not self._deterministic and not self._engine.active:
+            while True:
+                while not self._closed and (self._pauses or not self._has_work()):
+                    self._changed.wait(self._time_to_deadline())
+                if self._closed or self._deterministic or self._engine.active:
+                    break
                 self._gather()
+                if not self._pauses:  # which others may have asked for meanwhile
+                    break
             self._idle = False
             return not self._closed
 

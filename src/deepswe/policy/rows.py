@@ -159,20 +159,22 @@ class Pass:
         return made_THD
 
     def _mask(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """Minus infinity where a query does not see a position, else 0; None where that is plainly all behind it."""
+        """What each query sees; None where that is plainly all that is not behind it."""
         key = (run.places.start, run.places.stop, window, groups, dtype)
         if key not in self._masks:
             alone = run.stretches[0] if run.rows == 1 and run.count > 1 else None
             plain = alone and not alone.start and groups == 1 and (window is None or window >= alone.length)
-            self._masks[key] = None if plain else self._hiding(run, window, groups, dtype)
+            self._masks[key] = None if plain else self._seeing(run, window, groups, dtype)
         return self._masks[key]
 
-    def _hiding(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+    def _seeing(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         own_RN = self._laid_out(run, self.position_T)
         places_K = torch.arange(run.extent, device=self._device)
         hidden_RNK = places_K > own_RN[:, :, None]
         if window is not None:
             hidden_RNK |= places_K <= own_RN[:, :, None] - window
+        if run.count > 1:  # a byte for each, since there may be many
+            return hidden_RNK.logical_not_().repeat(1, groups, 1)[:, None]
         empty = torch.zeros(hidden_RNK.shape, dtype=dtype, device=self._device)
         return empty.masked_fill_(hidden_RNK, float("-inf")).repeat(1, groups, 1)[:, None]
 

@@ -50,12 +50,20 @@ class Deadlines:
     def _strike(self) -> None:
         now = self.loop.time()
         for slot in sorted(slot for slot in self._due if slot * GRAIN_S <= now):
-            for call, arguments in self._due.pop(slot).values():
-                self.loop.call_soon(call, *arguments)
+            calls = self._due.pop(slot)
+            for number in calls:
+                self.loop.call_soon(_make, calls, number)
         self._due = {slot: calls for slot, calls in self._due.items() if calls}
         self._next, self._timer = math.inf, None
         if self._due:
             self._wake_at(min(self._due))
+
+
+def _make(calls: Calls, number: int) -> None:
+    """The call, unless it was called off while it waited for its turn."""
+    call, arguments = calls.pop(number, (None, ()))
+    if call is not None:
+        call(*arguments)
 
 
 def call_off(ticket: Ticket) -> None:
@@ -70,6 +78,8 @@ _last: list[Deadlines] = []
 def running_deadlines() -> Deadlines:
     """Those of the running event loop: the same for all that ask one after another on one loop."""
     loop = asyncio.get_running_loop()
-    if not _last or _last[0].loop is not loop:
-        _last[:] = [Deadlines(loop)]
-    return _last[0]
+    found = next((deadlines for deadlines in _last if deadlines.loop is loop), None)
+    if found is None:
+        found = Deadlines(loop)
+        _last[:] = [found]
+    return found

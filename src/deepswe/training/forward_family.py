@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
 
 from deepswe.algorithms.packing import Branch, MicroBatch
-from deepswe.policy.decoder import is_of_family
+from deepswe.policy.decoder import FIXED_TURNS, is_of_family
 from deepswe.training.forward_parts import Part, attend, attend_backward, parts_of, thinned
 from deepswe.training.forward_rows import sees_all
 
@@ -155,8 +155,9 @@ def serves(model: Any) -> bool:
         for module in model.modules()
     )
     dropped = model.training and getattr(model.config, "attention_dropout", 0.0) > 0.0
+    fixed = getattr(model.model.rotary_emb, "rope_type", "") in FIXED_TURNS  # whatever the length of the row
     here = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters())
-    return here and not exchanged and not dropped and not torch.is_autocast_enabled("cpu")
+    return here and fixed and not exchanged and not dropped and not torch.is_autocast_enabled("cpu")
 
 
 class _Row(NamedTuple):
@@ -396,7 +397,7 @@ def _mapped(states_SH: Tensor, matrix_EH: Tensor, bias_E: Tensor | None) -> Tens
 def _paired(weight: Tensor, size: int) -> Tensor:
     """A copy in which the two halves of each head take turns."""
     halves = weight.view(-1, 2, size // 2, *weight.shape[1:])
-    return halves.transpose(1, 2).contiguous().view(weight.shape)
+    return halves.transpose(1, 2).clone(memory_format=torch.contiguous_format).view(weight.shape)
 
 
 def _parted(weight: Tensor, size: int) -> Tensor:

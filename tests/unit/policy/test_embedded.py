@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from transformers import (
 from deepswe.errors import PolicyError
 from deepswe.policy.base import Completion, Policy, Sampling
 from deepswe.policy.embedded import EmbeddedPolicy
+from deepswe.policy.products import Product
 
 STOP = 63
 NEVER = frozenset({-1})
@@ -510,6 +512,48 @@ def test_no_pass_runs_while_updating() -> None:
     with EmbeddedPolicy(lm) as policy:
         assert asyncio.run(run(policy)) == 0
     assert passes
+
+
+def test_no_pass_runs_in_a_pause_that_began_while_requests_were_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepswe.policy.embedded.GATHER_S", 0.2)
+    passes: list[int] = []
+
+    async def run() -> None:
+        asked = asyncio.create_task(policy.generate("a", [1, 2, 3], sampling(), timeout_s=60))
+        await asyncio.sleep(0.05)  # the engine waits for more requests now
+        async with policy.updating():
+            await asyncio.sleep(0.4)
+            assert not passes
+        await asked
+        assert passes
+
+    with EmbeddedPolicy(tiny()) as policy:
+        step = policy._engine.step
+        monkeypatch.setattr(policy._engine, "step", lambda: (passes.append(1), step()))
+        asyncio.run(run())
+
+
+def test_weights_that_could_not_be_prepared_whole_are_prepared_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, made = tiny(), [0]
+
+    def failing(*arguments: Any) -> Any:
+        made[0] += 1
+        if made[0] == 4:
+            raise MemoryError
+        return Product(*arguments)
+
+    async def run() -> Completion:
+        with policy.paused(), torch.no_grad():
+            for parameter in lm.parameters():
+                parameter.data = 0.5 * parameter.data  # other storage, too
+        monkeypatch.setattr("deepswe.policy.decoder.Product", failing)
+        with pytest.raises(PolicyError):
+            await policy.generate("a", [1, 2, 3], sampling(), timeout_s=60)
+        return await policy.generate("a", [1, 2, 3], sampling(), timeout_s=60)
+
+    with EmbeddedPolicy(lm) as policy:
+        completion = asyncio.run(run())
+    assert_close(completion.logprobs, reference(lm, [1, 2, 3], completion))
 
 
 def test_engine_leaves_the_weights_trainable() -> None:

@@ -37,6 +37,18 @@ def test_a_call_that_sets_another_is_no_trouble():
     run_virtual(work())
 
 
+def test_a_call_that_is_called_off_by_one_of_the_same_time_is_not_made():
+    async def work():
+        deadlines, made = Deadlines(asyncio.get_running_loop()), []
+        tickets = []
+        deadlines.set(1.0, lambda: call_off(tickets[0]))
+        tickets.append(deadlines.set(1.0, made.append, "called off"))
+        await asyncio.sleep(3.0)
+        assert made == []
+
+    run_virtual(work())
+
+
 def test_each_event_loop_has_its_own():
     async def both():
         return running_deadlines(), running_deadlines()

@@ -191,6 +191,21 @@ def test_the_plain_way_stays_for_a_model(change):
     assert not serves(model)
 
 
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_length_of_the_row_go_the_plain_way(rope):
+    scaled = {"rope_type": rope, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 16}
+    more = {"short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]} if rope == "longrope" else {}
+    assert not serves(model_of(dtype=torch.float32, rope_parameters=scaled | more, max_position_embeddings=32))
+
+
+@pytest.mark.parametrize("kind", ["Llama with biases", "Qwen2"])
+def test_scoring_leaves_the_weights_as_they_are_also_where_a_head_is_one_pair(kind):
+    model = model_of(kind, dtype=torch.float32, head_dim=2)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    TokenScorer(model)(collate(samples())).logp_N.sum().backward()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
 def test_a_model_that_is_changed_later_goes_the_plain_way_from_then_on():
     model = model_of(dtype=torch.float32)
     scorer, batch = TokenScorer(model), collate(samples())

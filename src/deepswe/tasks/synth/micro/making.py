@@ -106,7 +106,7 @@ class _Maker:
     def _alive(self) -> Iterator[None]:
         try:
             yield
-        except (EOFError, ConnectionError) as error:
+        except (EOFError, OSError) as error:
             raise TaskError(
                 f"a process that made micro tasks ended, with status {self.process.wait()}; see whether the machine "
                 "ran out of memory, and start again"
