@@ -78,6 +78,7 @@ class NullSandbox(MemorySandbox):
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         channel: bool = False,
+        files: Mapping[str, bytes] | None = None,
     ) -> ExecResult:
         return ExecResult(0, b"" if argv[0] == "sh" else OUTPUT, b"", channel=PATCH if argv[0] == "sh" else b"")
 

@@ -77,6 +77,7 @@ class Tests(MemorySandbox):
         env: Mapping[str, str] | None = None,
         stdin: bytes = b"",
         channel: bool = False,
+        files: Mapping[str, bytes] | None = None,
     ) -> ExecResult:
         name = self._chance.choice(sorted(self.files))
         lines = self.files[name].decode("utf-8", "replace").splitlines()
