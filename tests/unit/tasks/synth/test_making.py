@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -36,7 +37,14 @@ def started_by(pid: int) -> list[int]:
     return [int(child) for file in found for child in file.read_text().split()]
 
 
-def test_three_processes_make_what_one_makes_byte_by_byte(tmp_path: Path) -> None:
+@pytest.fixture
+def makers() -> Callable[[], list[int]]:
+    """The processes that a test has started; others of this process, such as multiprocessing's own, go on beside it."""
+    before = set(started_by(os.getpid()))
+    return lambda: [pid for pid in started_by(os.getpid()) if pid not in before]
+
+
+def test_three_processes_make_what_one_makes_byte_by_byte(tmp_path: Path, makers: Callable[[], list[int]]) -> None:
     progress = Counting()
     alone, together = micro_task_set(CONFIG, processes=1), micro_task_set(CONFIG, progress, processes=3)
     assert together == alone
@@ -45,7 +53,7 @@ def test_three_processes_make_what_one_makes_byte_by_byte(tmp_path: Path) -> Non
     assert (tmp_path / "alone.jsonl").read_bytes() == (tmp_path / "together.jsonl").read_bytes()
     assert list(together.hidden) == list(alone.hidden) == [task.id for task in alone.tasks]
     assert (progress.done, progress.total) == (192, 192)
-    assert not started_by(os.getpid())
+    assert not makers()
 
 
 @pytest.mark.parametrize(("cores", "tasks"), [(1, 40), (64, 19)])
@@ -56,11 +64,13 @@ def test_few_tasks_or_one_core_start_no_process(monkeypatch: pytest.MonkeyPatch,
     assert len(micro_task_set(MicroTasks(train=tasks, heldout=0, unseen=0)).tasks) == tasks
 
 
-def test_a_process_that_dies_is_one_error_and_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_is_one_error_and_ends_the_others(
+    monkeypatch: pytest.MonkeyPatch, makers: Callable[[], list[int]]
+) -> None:
     monkeypatch.setattr(making, "_PROGRAM", "import os; os._exit(3)")
     with pytest.raises(TaskError, match="a process that made micro tasks ended, with status 3; see whether"):
         micro_task_set(CONFIG, processes=2)
-    assert not started_by(os.getpid())
+    assert not makers()
 
 
 def test_a_process_that_died_before_it_was_asked_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,20 +87,20 @@ def test_an_interpreter_that_does_not_start_is_one_error(monkeypatch: pytest.Mon
         micro_task_set(CONFIG, processes=2)
 
 
-def test_a_task_that_cannot_be_made_is_the_same_error_as_without_processes() -> None:
+def test_a_task_that_cannot_be_made_is_the_same_error_as_without_processes(makers: Callable[[], list[int]]) -> None:
     with (
         pytest.raises(TaskError, match="no split 'none'; use train"),
         closing(making._by_processes([making._Run(0, "none", 0, 1)], 1)) as made,
     ):
         next(made)
-    assert not started_by(os.getpid())
+    assert not makers()
 
 
-def test_whoever_stops_listening_leaves_no_process() -> None:
+def test_whoever_stops_listening_leaves_no_process(makers: Callable[[], list[int]]) -> None:
     with closing(making._by_processes([making._Run(0, "train", first, first + 5) for first in range(9)], 2)) as made:
         next(made)
-        assert len(started_by(os.getpid())) == 2
-    assert not started_by(os.getpid())
+        assert len(makers()) == 2
+    assert not makers()
 
 
 def test_processes_end_with_a_killed_parent() -> None:
