@@ -9,12 +9,12 @@ No token is padding, so it pays where lengths differ much.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -82,28 +82,19 @@ def make_samples(
 def _make_sample(
     spans: Sequence[TokenSpan], numbers: Sequence[int], advantages: Sequence[float], all_tokens: bool
 ) -> TrainingSample:
-    tokens: list[int] = []
-    mask: list[bool] = []
-    logprobs: list[float] = []
-    worth: list[float] = []
-    turn_of: list[int] = []
-    for span, turn in zip(spans, numbers, strict=True):
-        count = len(span.tokens)
-        tokens.extend(span.tokens)
-        mask.extend([span.sampled or all_tokens] * count)
-        logprobs.extend(span.logprobs if span.sampled else [0.0] * count)
-        worth.extend([advantages[turn] if advantages and turn >= 0 else 0.0] * count)
-        turn_of.extend([turn] * count)
-    mask[:1] = [False]
-    worth[:1], turn_of[:1] = [0.0], [-1]
-    end = max((i + 1 for i, trained in enumerate(mask) if trained), default=len(mask))
-    return TrainingSample(
-        torch.frombuffer(array("q", tokens[:end]), dtype=torch.int64),
-        torch.frombuffer(bytearray(mask[:end]), dtype=torch.bool),
-        torch.frombuffer(array("f", logprobs[:end]), dtype=torch.float32),
-        torch.frombuffer(array("f", worth[:end]), dtype=torch.float32),
-        torch.frombuffer(array("q", turn_of[:end]), dtype=torch.int64),
-    )
+    counts = [len(span.tokens) for span in spans]
+    sampled = np.array([span.sampled for span in spans])
+    logp_L = np.zeros(sum(counts), dtype=np.float32)
+    logp_L[np.repeat(sampled, counts)] = [logprob for span in spans if span.sampled for logprob in span.logprobs]
+    worth = [advantages[turn] if advantages and turn >= 0 else 0.0 for turn in numbers]
+    tokens_L = np.fromiter((token for span in spans for token in span.tokens), np.int64, len(logp_L))
+    mask_L = np.repeat(sampled | all_tokens, counts)
+    advantage_L = np.repeat(np.array(worth, dtype=np.float32), counts)
+    turn_L = np.repeat(np.array(numbers, dtype=np.int64), counts)
+    mask_L[:1], advantage_L[:1], turn_L[:1] = False, 0.0, -1
+    trained = mask_L.nonzero()[0]
+    end = int(trained[-1]) + 1 if len(trained) else len(mask_L)
+    return TrainingSample(*(torch.from_numpy(of_L[:end]) for of_L in (tokens_L, mask_L, logp_L, advantage_L, turn_L)))
 
 
 Stretch = tuple[int, int]

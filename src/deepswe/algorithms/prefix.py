@@ -8,6 +8,9 @@ share it. A node of the tree is one token after one prefix.
 Samples stand in the order of a walk through the tree that takes the way to the longest sample first wherever it
 branches. So a sample's new tokens follow each other in the row, its earlier ones are a few stretches of what is there
 already (one, where all branch off one long history), and those who branch off at one place are neighbours.
+
+To attend to a stretch elsewhere in the row costs something for every token that does, however short the stretch is; so
+a beginning can be too short to be worth sharing.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ import torch
 from torch import Tensor
 
 from deepswe.algorithms.packing import Branch, MicroBatch, Stretch, TrainingSample, halved
+
+LEAST_SHARED = 16
+"""Tokens of a beginning that a learner shares: a shorter one costs less to compute again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +85,22 @@ def _alike(places: Sequence[int], shared: Sequence[int]) -> Iterator[tuple[int, 
         yield depth, min(found), max(found)
 
 
-def build_tree(samples: Sequence[Tensor]) -> PrefixTree:
-    """The tree of token sequences, each with at least one token."""
+def build_tree(samples: Sequence[Tensor], *, least: int = 1, walked: bool = False) -> PrefixTree:
+    """The tree of token sequences, each with at least one token.
+
+    Args:
+        samples: the sequences.
+        least: a shorter beginning is not shared.
+        walked: they stand in the order of the walk already, as those of a batch of `split_by_nodes` do.
+    """
     branches: list[Branch] = []
     node_of: list[Tensor] = [torch.empty(0, dtype=torch.int64)] * len(samples)
     path: list[Stretch] = []
     before: Tensor | None = None
     made = 0
-    for index in tree_order(samples):
+    for index in range(len(samples)) if walked else tree_order(samples):
         tokens = samples[index]
-        shared = 0 if before is None else shared_length(before, tokens)
+        shared = _worth_sharing(before, tokens, least)
         path = _cut(path, shared)
         if shared < len(tokens):
             own = (made, made + len(tokens) - shared)
@@ -100,21 +112,29 @@ def build_tree(samples: Sequence[Tensor]) -> PrefixTree:
     return PrefixTree(tuple(branches), tuple(node_of))
 
 
-def split_by_nodes(samples: Sequence[Tensor], budget: int, *, multiple: int = 1) -> list[list[int]]:
-    """Partition the indices of sequences into trees of at most `budget` nodes, neighbours together.
+def _worth_sharing(before: Tensor | None, tokens: Tensor, least: int) -> int:
+    """Tokens that a sequence shares with the one before it; 0 where these are too few."""
+    shared = 0 if before is None else shared_length(before, tokens)
+    return shared if shared >= least else 0
+
+
+def split_by_nodes(samples: Sequence[Tensor], budget: int, *, least: int = 1, multiple: int = 1) -> list[list[int]]:
+    """Partition the indices of sequences into trees of at most `budget` nodes, neighbours together, in the order of the
+    walk.
 
     A sequence longer than the budget gets a tree of its own.
 
     Args:
         samples: their tokens.
         budget: most nodes of a tree.
+        least: as for `build_tree`.
         multiple: the number of trees is a multiple of it where there are sequences enough.
     """
     batches: list[list[int]] = []
     nodes, before = 0, None
     for index in tree_order(samples):
         tokens = samples[index]
-        new = len(tokens) - (0 if before is None else shared_length(before, tokens))
+        new = len(tokens) - _worth_sharing(before, tokens, least)
         if batches and nodes + new <= budget:
             batches[-1].append(index)
             nodes += new
@@ -125,13 +145,14 @@ def split_by_nodes(samples: Sequence[Tensor], budget: int, *, multiple: int = 1)
     return halved(batches, [len(tokens) for tokens in samples], multiple)
 
 
-def collate_tree(samples: Sequence[TrainingSample]) -> MicroBatch:
+def collate_tree(samples: Sequence[TrainingSample], *, least: int = 1, walked: bool = False) -> MicroBatch:
     """Samples as one micro-batch of one row, each shared prefix once; the trained tokens stay those of each sample.
 
     Args:
         samples: at least one.
+        least, walked: as for `build_tree`.
     """
-    tree = build_tree([sample.tokens_L for sample in samples])
+    tree = build_tree([sample.tokens_L for sample in samples], least=least, walked=walked)
     tokens_T = torch.empty(tree.nodes, dtype=torch.int64)
     position_T = torch.empty(tree.nodes, dtype=torch.int64)
     for sample, nodes_L in zip(samples, tree.node_of, strict=True):

@@ -5,7 +5,8 @@ so the means over all parts, weighed by these sums, are the mean over all keys (
 section 3.1). In the backward pass each part needs what was gathered from all keys, and the sum over all.
 
 A part has either every key for every query, or is plainly causal: no mask is made, no key is copied, and what is hidden
-is hardly computed. Queries of neighbouring branches that see the same stretch of keys are one part.
+is hardly computed. Queries of neighbouring branches that see the same stretch of keys are one part, and parts alike
+that follow each other are one call of the kernel.
 
 Shapes: H heads, T tokens in the row, D head size.
 """
@@ -35,13 +36,19 @@ class Part(NamedTuple):
     """Queries and the keys that they see: all of them, or (causal, where both are one stretch) those up to each.
 
     Attributes:
-        mask: where queries are not all of a stretch, 0 for each key up to each of them and minus infinity behind.
+        queries, keys: of several parts alike, those of the first.
+        mask: where queries are not all of a stretch, 0 for each key up to each of them and minus infinity behind, as
+            (times, 1, queries, keys).
+        times: how many parts alike these are.
+        apart: how far after those of the one before the queries and the keys of each begin.
     """
 
     queries: Stretch
     keys: Stretch
     causal: bool
     mask: Tensor | None = None
+    times: int = 1
+    apart: tuple[int, int] = (0, 0)
 
     @property
     def own(self) -> bool:
@@ -49,14 +56,14 @@ class Part(NamedTuple):
         return self.causal or self.mask is not None
 
 
-def parts_of(branches: Sequence[Branch], *, short: float | None = None) -> list[Part]:
-    """The parts of the attention of a row, each query's own piece first.
+def parts_of(branches: Sequence[Branch]) -> list[Part]:
+    """The parts of the attention of a row, each query's own piece first."""
+    return _together(_each(branches, SHORT))
 
-    Args:
-        branches: of the row.
-        short: a causal part with fewer tokens is cut; None is `SHORT`.
-    """
-    own = [part for branch in branches for part in _within(branch.own, SHORT if short is None else short)]
+
+def _each(branches: Sequence[Branch], short: float) -> list[Part]:
+    """The parts one by one; a causal one with fewer tokens than `short` is cut."""
+    own = [part for branch in branches for part in _within(branch.own, short)]
     seen: dict[Stretch, list[Stretch]] = {}
     for branch in branches:
         for keys in branch.before:
@@ -79,7 +86,8 @@ def thinned(branches: Sequence[Branch], kept_R: Tensor, kind: torch.dtype) -> li
     """
     kept = kept_R.tolist()
     made = []
-    for queries, keys, causal, _ in parts_of(branches, short=math.inf):
+    for part in _each(branches, math.inf):
+        queries, keys, causal = part.queries, part.keys, part.causal
         first, last = bisect_left(kept, queries[0]), bisect_left(kept, queries[1])
         if first == last:
             continue
@@ -89,9 +97,37 @@ def thinned(branches: Sequence[Branch], kept_R: Tensor, kind: torch.dtype) -> li
             causal = last - first == keys[1] - keys[0]
             if not causal:
                 behind = torch.arange(*keys) > kept_R[first:last, None]
-                mask = torch.zeros(behind.shape, dtype=kind).masked_fill_(behind, -math.inf)
+                mask = torch.zeros(1, 1, *behind.shape, dtype=kind).masked_fill_(behind, -math.inf)
         made.append(Part((first, last), keys, causal, mask))
+    return _together(made)
+
+
+def _together(parts: Sequence[Part]) -> list[Part]:
+    """The same, where parts alike that follow each other at equal distances are one."""
+    made: list[Part] = []
+    for part in parts:
+        longer = _with(made[-1], part) if made else None
+        if longer is None:
+            made.append(part)
+        else:
+            made[-1] = longer
     return made
+
+
+def _with(parts: Part, part: Part) -> Part | None:
+    """These and one more; None where it is not alike. Only those with queries among their keys share no place."""
+    if not (parts.own and part.own) or _kind(parts) != _kind(part):
+        return None
+    apart = parts.apart if parts.times > 1 else (part.queries[0] - parts.queries[0], part.keys[0] - parts.keys[0])
+    at = (part.queries[0] - parts.times * apart[0], part.keys[0] - parts.times * apart[1])
+    if at != (parts.queries[0], parts.keys[0]):
+        return None
+    mask = None if parts.mask is None or part.mask is None else torch.cat((parts.mask, part.mask))
+    return parts._replace(mask=mask, times=parts.times + 1, apart=apart)
+
+
+def _kind(part: Part) -> tuple[bool, int, int]:
+    return part.causal, part.queries[1] - part.queries[0], part.keys[1] - part.keys[0]
 
 
 def _within(own: Stretch, short: float) -> list[Part]:
@@ -140,21 +176,21 @@ def attend(query: Tensor, key: Tensor, value: Tensor, parts: Sequence[Part], sca
     made_HTD = torch.empty_like(query)
     total_HT = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
     for part in parts:
-        own, seen = _span(part.queries), _span(part.keys)
         gathered, total = _forward(
-            query.narrow(*own),
-            key.narrow(*seen),
-            value.narrow(*seen),
+            _queries(query, part),
+            _keys(key, part),
+            _keys(value, part),
             0.0,
             part.causal,
             attn_mask=part.mask,
             scale=scale,
         )
+        made, sums = _queries(made_HTD, part), _queries(total_HT, part)
         if part.own:
-            made_HTD.narrow(*own).copy_(gathered)
-            total_HT.narrow(*own).copy_(total)
+            made.copy_(gathered)
+            sums.copy_(total)
         else:
-            _add(made_HTD.narrow(*own), total_HT.narrow(*own), gathered, total)
+            _add(made, sums, gathered, total)
     return made_HTD, total_HT
 
 
@@ -173,25 +209,24 @@ def attend_backward(
     for_key, for_value = (torch.zeros_like(states, dtype=total_HT.dtype) for states in (key, value))
     gradient = gradient.contiguous() if gradient.stride(-1) != 1 else gradient
     for part in parts:
-        own, seen = _span(part.queries), _span(part.keys)
         by_query, by_key, by_value = _backward(
-            gradient.narrow(*own),
-            query.narrow(*own),
-            key.narrow(*seen),
-            value.narrow(*seen),
-            made_HTD.narrow(*own),
-            total_HT.narrow(*own),
+            _queries(gradient, part),
+            _queries(query, part),
+            _keys(key, part),
+            _keys(value, part),
+            _queries(made_HTD, part),
+            _queries(total_HT, part),
             0.0,
             part.causal,
             attn_mask=part.mask,
             scale=scale,
         )
         if part.own:
-            for_query.narrow(*own).copy_(by_query)
+            _queries(for_query, part).copy_(by_query)
         else:
-            for_query.narrow(*own).add_(by_query)
-        for_key.narrow(*seen).add_(by_key)
-        for_value.narrow(*seen).add_(by_value)
+            _queries(for_query, part).add_(by_query)
+        _keys(for_key, part).add_(by_key)
+        _keys(for_value, part).add_(by_value)
     kind = query.dtype
     return for_query.to(kind), for_key.to(kind), for_value.to(kind)
 
@@ -203,7 +238,19 @@ def _add(made: Tensor, total: Tensor, gathered: Tensor, more: Tensor) -> None:
     total.copy_(both)
 
 
-def _span(stretch: Stretch) -> tuple[int, int, int]:
-    """What `narrow` takes: the dimension of tokens, where the stretch begins, how many they are."""
-    start, end = stretch
-    return 2, start, end - start
+def _queries(states: Tensor, part: Part) -> Tensor:
+    """Those of a part, of states (1, H, T, ...)."""
+    return _stretches(states, part.queries, part.times, part.apart[0])
+
+
+def _keys(states: Tensor, part: Part) -> Tensor:
+    return _stretches(states, part.keys, part.times, part.apart[1])
+
+
+def _stretches(states: Tensor, first: Stretch, times: int, apart: int) -> Tensor:
+    """Stretches (times, H, count, ...) of (1, H, T, ...), in place."""
+    start, end = first
+    if times == 1:
+        return states.narrow(2, start, end - start)
+    whole = states[0].narrow(1, start, end - start + (times - 1) * apart)
+    return whole.unfold(1, end - start, apart).movedim(-1, 2).transpose(0, 1)

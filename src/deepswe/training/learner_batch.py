@@ -19,7 +19,7 @@ from deepswe.algorithms.packing import (
     padding_share,
     split_by_tokens,
 )
-from deepswe.algorithms.prefix import collate_tree, split_by_nodes
+from deepswe.algorithms.prefix import LEAST_SHARED, collate_tree, split_by_nodes
 
 Packing = Literal["padded", "packed", "tree"]
 
@@ -115,8 +115,9 @@ def _cut(
 ) -> tuple[list[list[int]], list[MicroBatch]]:
     """(the indices of the samples of each micro-batch, the micro-batches)."""
     if packing == "tree":
-        split = split_by_nodes([sample.tokens_L for sample in samples], budget, multiple=multiple)
-        return split, [collate_tree([samples[index] for index in indices]) for indices in split]
+        split = split_by_nodes([sample.tokens_L for sample in samples], budget, least=LEAST_SHARED, multiple=multiple)
+        trees = [[samples[index] for index in indices] for indices in split]
+        return split, [collate_tree(tree, least=LEAST_SHARED, walked=True) for tree in trees]
     packed = packing == "packed"
     split = split_by_tokens([sample.length for sample in samples], budget, packed=packed, multiple=multiple)
     return split, [collate([samples[index] for index in indices], packed=packed) for indices in split]

@@ -34,6 +34,23 @@ def test_every_sequence_is_a_path_and_every_prefix_one_node(sequences):
     assert len(set(node_of_prefix.values())) == len(prefixes)
 
 
+def test_a_beginning_that_is_too_short_is_not_shared():
+    samples = tensors([[5, 6, 7, 8], [5, 6, 7, 9], [5, 6, 1]])
+    tree = build_tree(samples, least=3)
+    assert tree.branches == (Branch((0, 4), ()), Branch((4, 5), ((0, 3),)), Branch((5, 8), ()))
+    assert split_by_nodes(samples, 5, least=3) == [[0, 1], [2]]
+    assert split_by_nodes(samples, 5, least=4) == [[0], [1], [2]]
+
+
+@settings(deadline=None)
+@given(SEQUENCES, st.integers(1, 30), st.integers(1, 4))
+def test_the_sequences_of_a_tree_are_in_the_order_of_the_walk(sequences, budget, least):
+    samples = tensors(sequences)
+    for batch in split_by_nodes(samples, budget, least=least):
+        those = [samples[index] for index in batch]
+        assert build_tree(those, least=least, walked=True).nodes == build_tree(those, least=least).nodes
+
+
 @settings(deadline=None)
 @given(SEQUENCES)
 def test_branches_fill_the_row_and_come_after_their_prefix(sequences):

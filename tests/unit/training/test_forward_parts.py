@@ -28,6 +28,17 @@ def seen_by(branches):
     return seen
 
 
+def one_by_one(parts):
+    """(queries, keys, causal) of each of the parts."""
+    for part in parts:
+        for number in range(part.times):
+            queries, keys = (
+                (start + number * apart, end + number * apart)
+                for (start, end), apart in zip((part.queries, part.keys), part.apart, strict=True)
+            )
+            yield queries, keys, part.causal
+
+
 @pytest.fixture(autouse=True)
 def _(monkeypatch):
     """Parts that are cut where a test's sequences are long enough for it."""
@@ -40,7 +51,7 @@ def _(monkeypatch):
 def test_every_query_has_each_of_its_keys_in_one_part(sequences):
     branches = branches_of(sequences)
     counted = torch.zeros_like(seen_by(branches))
-    for queries, keys, causal, _ in parts_of(branches):
+    for queries, keys, causal in one_by_one(parts_of(branches)):
         square = torch.ones(queries[1] - queries[0], keys[1] - keys[0], dtype=torch.int64)
         counted[slice(*queries), slice(*keys)] += square.tril() if causal else square
     assert torch.equal(counted, seen_by(branches))
@@ -49,10 +60,10 @@ def test_every_query_has_each_of_its_keys_in_one_part(sequences):
 @settings(deadline=None)
 @given(SEQUENCES)
 def test_each_query_has_itself_in_its_first_part_and_only_there(sequences):
-    parts = parts_of(branches_of(sequences))
-    causal = [part for part in parts if part.causal]
-    assert parts[: len(causal)] == causal
-    assert all(part.queries == part.keys for part in causal)
+    parts = list(one_by_one(parts_of(branches_of(sequences))))
+    own = [(queries, keys) for queries, keys, causal in parts if causal]
+    assert [causal for _, _, causal in parts[: len(own)]] == [True] * len(own)
+    assert all(queries == keys for queries, keys in own)
 
 
 def test_neighbours_that_branch_off_at_one_place_are_one_part():
@@ -65,13 +76,33 @@ def test_neighbours_that_branch_off_at_one_place_are_one_part():
 
 def test_a_short_stretch_is_cut_and_a_long_one_is_not():
     assert parts_of([Branch((0, 7), ())]) == [
-        Part((0, 3), (0, 3), True),
-        Part((3, 6), (3, 6), True),
+        Part((0, 3), (0, 3), True, times=2, apart=(3, 3)),
         Part((6, 7), (6, 7), True),
         Part((3, 6), (0, 3), False),
         Part((6, 7), (0, 6), False),
     ]
     assert parts_of([Branch((0, 8), ())]) == [Part((0, 8), (0, 8), True)]
+
+
+def test_parts_alike_are_one_call_of_the_kernel():
+    alike = [Branch((start, start + 2), ()) for start in (0, 2, 4)]
+    assert parts_of([*alike, Branch((6, 7), ())]) == [
+        Part((0, 2), (0, 2), True, times=3, apart=(2, 2)),
+        Part((6, 7), (6, 7), True),
+    ]
+    (last,) = thinned(alike, torch.tensor([1, 3, 5]), torch.float64)
+    assert last[:2] == ((0, 1), (0, 2))
+    assert last[4:] == (3, (1, 2))
+    assert last.mask.tolist() == [[[[0.0, 0.0]]]] * 3
+
+
+def test_parts_alike_at_other_distances_are_calls_of_their_own():
+    branches = [Branch((0, 2), ()), Branch((2, 3), ()), Branch((3, 5), ()), Branch((5, 7), ())]
+    assert parts_of(branches) == [
+        Part((0, 2), (0, 2), True),
+        Part((2, 3), (2, 3), True),
+        Part((3, 5), (3, 5), True, times=2, apart=(2, 2)),
+    ]
 
 
 @settings(deadline=None, max_examples=40)

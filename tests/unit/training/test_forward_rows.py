@@ -142,15 +142,22 @@ def test_a_model_with_frozen_weights_of_bfloat16_is_taken(make_model):
 
 
 def test_an_update_on_trees_equals_a_padded_one(make_model):
-    groups, rows = [sharing_group(), sharing_group(size=3, prompt=4)], []
+    groups, rows = [sharing_group(prompt=20), sharing_group(size=3, prompt=17)], []
     for packing in ("padded", "tree"):
-        training = TrainingConfig(learning_rate=1e-3, packing=packing, tokens_per_microbatch=40)
+        training = TrainingConfig(learning_rate=1e-3, packing=packing, tokens_per_microbatch=60)
         algorithm = AlgorithmConfig(normalisation="token_mean")
         learner = Learner(exact(make_model()), training, algorithm, max_tokens=50)
         rows.append(learner.update(groups))
     for name in ("loss", "grad_norm", "entropy", "tokens", "trained_tokens"):
         assert rows[1][name] == pytest.approx(rows[0][name], abs=1e-9)
-    assert 0.2 < rows[1]["shared"] < 0.6
+    assert 0.5 < rows[1]["shared"] < 0.8
+
+
+def test_a_learner_does_not_share_what_is_too_short_for_it(make_model):
+    training = TrainingConfig(packing="tree")
+    learner = Learner(make_model(), training, AlgorithmConfig(), max_tokens=50)
+    assert learner.update([sharing_group(prompt=8)])["shared"] == 0.0
+    assert learner.update([sharing_group(prompt=16)])["shared"] > 0.3
 
 
 def test_a_model_with_trees_acts_as_before_without_them(make_model):
