@@ -55,6 +55,7 @@ def plan_recipe(recipe: Recipe) -> Plan:
         autocast=narrow and not sharded,
         narrow=narrow and (sharded or bool(recipe.model.lora.rank)),
         lora=recipe.model.lora if recipe.model.lora.rank else None,
+        modules=sharded or recipe.cluster.gpu != "cpu",
     )
     memory_gib = usable_memory_mib() / 1024
     return make_plan(recipe, facts, step, machine_gib=memory_gib, cores=usable_cores(), places=_places(recipe))

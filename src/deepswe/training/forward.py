@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from deepswe.algorithms.packing import MicroBatch
 from deepswe.errors import TrainingError
-from deepswe.training.forward_family import family_forward, serves
+from deepswe.training.forward_family import FamilyForward, family_forward, serves
 from deepswe.training.forward_head import Chunks, every_chunk, is_plain, score_by_head
 from deepswe.training.forward_rows import states_along
 
@@ -75,6 +75,7 @@ class TokenScorer:
         values: nn.Module | None = None,
         entropy_gradient: bool = False,
         composed: bool | None = None,
+        own_pass: bool | None = None,
     ) -> None:
         """Args:
         model: with `get_output_embeddings()`, as every `transformers` causal LM has.
@@ -83,6 +84,8 @@ class TokenScorer:
         values: a head from hidden states to values; None for no values.
         entropy_gradient: whether the entropies carry a gradient.
         composed: what `composes(model)` said, where this process cannot try it; None tries it.
+        own_pass: whether it goes the way of `forward_family`, which is then neither asked nor tried; None where that
+            serves the model, at each call anew.
 
         Raises:
             TrainingError: the model is no causal LM, or has no hidden states for the value head.
@@ -95,8 +98,9 @@ class TokenScorer:
         self.chunks: Chunks = every_chunk
         self._head = _output_embeddings(model)
         self._decoder = _decoder(model) if (composes(model) if composed is None else composed) else None
-        self._family = None
-        if self._decoder is not None and not bfloat16:
+        self._family = FamilyForward(model) if own_pass else None
+        self._asks = own_pass is None
+        if self._asks and self._decoder is not None and not bfloat16:
             self._family = family_forward(model, lambda batch: self._plain_states(batch)[0])
         self.run: Callable[[MicroBatch], tuple[Tensor, Tensor, Tensor | None]] = self.forward
         if values is not None and self._decoder is None:
@@ -116,7 +120,7 @@ class TokenScorer:
                 predicting_BT = batch.mask_BT[:, 1:]
                 logits_NV = _logits(self.model, batch.tokens_BT)[:, :-1][predicting_BT]
                 return (*self._score(logits_NV, batch.tokens_BT[:, 1:][predicting_BT]), None)
-            if self._family is not None and len(batch.row_N) and serves(self.model):
+            if self._family is not None and len(batch.row_N) and (not self._asks or serves(self.model)):
                 return self._score_states(*self._family(batch))
             return self._score_states(*self._plain_states(batch))
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
 
@@ -91,6 +92,49 @@ class _Way:
         return None if self.key_at is None else self.query_at
 
 
+class Course(NamedTuple):
+    """All that a pass is told of a micro-batch.
+
+    Attributes:
+        ids_S: the different tokens.
+        at_T: for each token, its row of these.
+        position_T: of each token.
+        longest: one more than the last position.
+        predict_R: the places whose states predict a trained token.
+        which_N: for each trained token, its row of these.
+        target_N: the trained tokens.
+        parts, kept: of attention; of all tokens, and of those that predict.
+    """
+
+    ids_S: Tensor
+    at_T: Tensor
+    position_T: Tensor
+    longest: int
+    predict_R: Tensor
+    which_N: Tensor
+    target_N: Tensor
+    parts: list[Part]
+    kept: list[Part]
+
+
+def course_of(batch: MicroBatch, kind: torch.dtype) -> Course:
+    """The course of a micro-batch through a model of this type."""
+    row = _row_of(batch)
+    predict_R, which_N = torch.unique(row.from_N, return_inverse=True)
+    ids_S, at_T = torch.unique(row.tokens_T, return_inverse=True)
+    return Course(
+        ids_S=ids_S,
+        at_T=at_T,
+        position_T=row.position_T,
+        longest=int(row.position_T.max()) + 1,
+        predict_R=predict_R,
+        which_N=which_N,
+        target_N=row.target_N,
+        parts=parts_of(row.branches),
+        kept=thinned(row.branches, predict_R, kind),
+    )
+
+
 class FamilyForward:
     """The hidden states of a micro-batch from which its trained tokens are predicted."""
 
@@ -102,20 +146,22 @@ class FamilyForward:
 
     def __call__(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """(the states under the logits, the trained tokens): (N, H) and (N)."""
-        row = _row_of(batch)
+        course = course_of(batch, self._model.model.embed_tokens.weight.dtype)
+        return self.along(course), course.target_N
+
+    def along(self, course: Course) -> Tensor:
+        """The states (N, H) under the logits; it reads nothing off the numbers in tensors, which need not be any."""
         body = self._model.model
-        predict_R, which_N = torch.unique(row.from_N, return_inverse=True)
-        ids_S, at_T = torch.unique(row.tokens_T, return_inverse=True)
-        turn_TP = _turns(body.rotary_emb, row.position_T, body.embed_tokens.weight)
-        parts, kept = parts_of(row.branches), thinned(row.branches, predict_R, turn_TP.real.dtype)
-        states_SH = body.embed_tokens(ids_S)
+        at_T, predict_R = course.at_T, course.predict_R
+        turn_TP = _turns(body.rotary_emb, course.position_T, course.longest, body.embed_tokens.weight)
+        states_SH = body.embed_tokens(course.ids_S)
         last = len(body.layers) - 1
         for number, layer in enumerate(body.layers):
             attention = layer.self_attn
             key_at = None if number else at_T
             query_at = key_at if number < last else predict_R if key_at is None else key_at[predict_R]
             way = _Way(
-                parts=kept if number == last else parts,
+                parts=course.kept if number == last else course.parts,
                 key_turn=turn_TP,
                 query_turn=turn_TP[predict_R] if number == last else turn_TP,
                 key_at=key_at,
@@ -126,8 +172,8 @@ class FamilyForward:
             )
             states_SH = _Layer.apply(states_SH, way, *_weights(layer))  # type: ignore[no-untyped-call]
         norm = body.norm
-        made_RH = _Norm.apply(states_SH, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
-        return made_RH.index_select(0, which_N), row.target_N
+        made_RH: Tensor = _Norm.apply(states_SH, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+        return made_RH.index_select(0, course.which_N)
 
 
 def family_forward(model: nn.Module, plain: Callable[[MicroBatch], Tensor]) -> FamilyForward | None:
@@ -156,7 +202,8 @@ def serves(model: Any) -> bool:
     )
     dropped = model.training and getattr(model.config, "attention_dropout", 0.0) > 0.0
     fixed = getattr(model.model.rotary_emb, "rope_type", "") in FIXED_TURNS  # whatever the length of the row
-    here = all(type(p) is nn.Parameter and p.device.type == "cpu" for p in model.parameters())
+    # No shards; the planner's parameters have no data.
+    here = all(type(p) in (nn.Parameter, FakeTensor) and p.device.type == "cpu" for p in model.parameters())
     return here and fixed and not exchanged and not dropped and not torch.is_autocast_enabled("cpu")
 
 
@@ -192,10 +239,9 @@ def _row_of(batch: MicroBatch) -> _Row:
     )
 
 
-def _turns(rotary: Any, position_T: Tensor, like: Tensor) -> Tensor:
+def _turns(rotary: Any, position_T: Tensor, longest: int, like: Tensor) -> Tensor:
     """cos + i sin of each token's positions (T, 1, P)."""
-    count = int(position_T.max()) + 1
-    cos, sin = rotary(like, torch.arange(count)[None])
+    cos, sin = rotary(like, torch.arange(longest)[None])
     half = cos.shape[-1] // 2
     return torch.complex(cos[0, :, :half], sin[0, :, :half])[position_T, None]
 

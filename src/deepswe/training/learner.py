@@ -55,6 +55,7 @@ class Learner:
         bfloat16: bool = False,
         shards: Shards | None = None,
         full: Mapping[str, Tensor] | None = None,
+        own_pass: bool | None = None,
     ) -> None:
         """Args:
         model: float32 parameters; trained in place.
@@ -65,6 +66,7 @@ class Learner:
         shards: the processes that train together, each with a learner made alike and given the same calls; the model
             is sharded in place. None trains in this process alone.
         full: the whole weights, on process 0 alone, where other processes have the model on the meta device.
+        own_pass: as of `TokenScorer`, where the two ways are compared.
 
         Raises:
             TrainingError: the model is not in float32, no causal LM, or cannot do what the configuration asks for.
@@ -80,7 +82,12 @@ class Learner:
         if config.packing != "padded":
             attend_along(model)
         self._make_scorer: Callable[..., TokenScorer] = lambda scored, **options: TokenScorer(
-            scored, temperature=temperature, bfloat16=bfloat16 and shards is None, composed=composed, **options
+            scored,
+            temperature=temperature,
+            bfloat16=bfloat16 and shards is None,
+            composed=composed,
+            own_pass=own_pass,
+            **options,
         )
         self._scorer = self._make_scorer(model, values=self._values, entropy_gradient=algorithm.entropy_coefficient > 0)
         self._start: Callable[[MicroBatch], TokenScores] | None = None

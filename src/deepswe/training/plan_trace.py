@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import AutoModelForCausalLM, masking_utils
 
+from deepswe.algorithms.packing import MicroBatch
 from deepswe.config import LoraAdapters
 from deepswe.policy.decoder import is_of_family
 from deepswe.training.forward import TokenScorer, checkpoint_layers, layers_of
+from deepswe.training.forward_family import Course, FamilyForward, course_of, serves
 from deepswe.training.lora import matrices
 
 FEW, MORE = 2, 3
@@ -110,8 +112,9 @@ def step_memory(
     autocast: bool,
     narrow: bool = False,
     lora: LoraAdapters | None = None,
+    modules: bool = False,
 ) -> StepMemory:
-    """The memory of one micro-batch of rows x length tokens, every token trained.
+    """The memory of one micro-batch of rows x length tokens, every token trained and as many different as can be.
 
     Args:
         config: a `transformers` configuration.
@@ -120,6 +123,8 @@ def step_memory(
         autocast: forward passes under autocast to bfloat16.
         narrow: the weights themselves are in bfloat16, as FSDP gathers them.
         lora: the adapters that are trained, where not all weights are.
+        modules: the pass is that of the model's modules whatever they are: on a GPU, or of shards. Else it is the one
+            that training takes with them.
     """
     options: dict[str, Any] = {
         "rows": rows,
@@ -127,11 +132,13 @@ def step_memory(
         "recompute": recompute,
         "autocast": autocast,
         "narrow": narrow,
+        "lora": lora,
+        "modules": modules,
     }
     depth = config.get_text_config().num_hidden_layers
     if depth <= MORE:
-        return _run(config, **options, lora=lora)
-    few, more = (_run(_cut(config, layers), **options, lora=lora) for layers in (FEW, MORE))
+        return _run(config, **options)
+    few, more = (_run(_cut(config, layers), **options) for layers in (FEW, MORE))
 
     def extended(name: str) -> int:
         least, most = getattr(few, name), getattr(more, name)
@@ -150,8 +157,18 @@ def _cut(config: Any, layers: int) -> Any:
 
 
 def _run(
-    config: Any, *, rows: int, length: int, recompute: bool, autocast: bool, narrow: bool, lora: LoraAdapters | None
+    config: Any,
+    *,
+    rows: int,
+    length: int,
+    recompute: bool,
+    autocast: bool,
+    narrow: bool,
+    lora: LoraAdapters | None,
+    modules: bool,
 ) -> StepMemory:
+    whole = _whole(rows, length, config.get_text_config().vocab_size)
+    course = course_of(whole, torch.float32) if len(whole.row_N) and not modules else None
     with FakeTensorMode(), _one_sequence_a_row(), _counted() as live:
         kind = torch.bfloat16 if narrow else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=kind).eval()  # type: ignore[no-untyped-call]
@@ -161,17 +178,36 @@ def _run(
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
         if recompute:
             checkpoint_layers(model)
-        scorer = TokenScorer(model, composed=True)
+        scorer = TokenScorer(model, composed=True, own_pass=False)
         scorer.chunks = unlike_chunks
         tokens_BT = torch.zeros(rows, length, dtype=torch.int64)
         held = live.bytes
         live.top = held
         with torch.autocast("cpu", dtype=torch.bfloat16) if autocast else nullcontext():
-            hidden_BTH = model.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
+            if course is not None and serves(model):
+                course = _blank(course)
+                hidden_NH, targets_N = FamilyForward(model).along(course), course.target_N
+            else:
+                hidden_BTH = model.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
+                hidden_NH, targets_N = hidden_BTH.flatten(0, 1), tokens_BT.flatten()
             activations = live.bytes - held
-            logp_N, _ = scorer.score_hidden(hidden_BTH.flatten(0, 1), tokens_BT.flatten())
+            logp_N, _ = scorer.score_hidden(hidden_NH, targets_N)
         logp_N.sum().backward()  # type: ignore[no-untyped-call]
         return StepMemory(activations, max(0, live.top - held - activations))
+
+
+def _whole(rows: int, length: int, vocabulary: int) -> MicroBatch:
+    """A micro-batch of which all is trained that can be, with as many different tokens as can be."""
+    tokens_BT = (torch.arange(rows * length) % vocabulary).view(rows, length)
+    mask_BT = (torch.arange(length) > 0).expand(rows, length)
+    none_N = torch.zeros(rows * (length - 1))
+    return MicroBatch(tokens_BT, mask_BT, none_N, none_N, none_N.long(), none_N.long())
+
+
+def _blank(course: Course) -> Course:
+    """The same sizes, in tensors made here and now."""
+    made: Course = tree_map_only(Tensor, lambda value: torch.zeros(value.shape, dtype=value.dtype), course)
+    return made
 
 
 @contextmanager
@@ -196,7 +232,7 @@ class _Adapted(nn.Module):
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
-        self.base = base
+        self.base_layer = base
         self.down, self.up = (
             nn.Linear(base.in_features, rank, bias=False),
             nn.Linear(rank, base.out_features, bias=False),
@@ -204,7 +240,7 @@ class _Adapted(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """W x + B A x."""
-        made: Tensor = self.base(hidden)
+        made: Tensor = self.base_layer(hidden)
         beside: Tensor = self.up(self.down(hidden.to(self.down.weight.dtype)))
         return (made + beside).to(made.dtype)
 

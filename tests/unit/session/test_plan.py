@@ -10,10 +10,11 @@ from deepswe.cli.app import build_app
 from deepswe.config import ModelConfig, build_recipe, load_recipe
 from deepswe.errors import ConfigError
 from deepswe.memory import available_memory_mib
+from deepswe.session import plan
 from deepswe.session.plan import FAMILY, check_plan, model_configuration, plan_recipe
 from deepswe.session.sharded import check_team
 from deepswe.training.plan import learner_tokens_per_s
-from deepswe.training.plan_trace import model_facts
+from deepswe.training.plan_trace import StepMemory, model_facts
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 AT_SCALE = ("deepswe-32b", "deepswe-32b-eval", "eight-gpu-qwen3-14b", "one-gpu-qwen3-1.7b", "one-gpu-qwen3-8b-lora")
@@ -92,6 +93,30 @@ def test_published_speeds_of_two_gpu_trainings_are_reckoned_within_ten_percent()
         )
         facts = model_facts(model_configuration(made.model))
         assert learner_tokens_per_s(made, facts, 65_536, cores=1) == pytest.approx(figure, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "modules"),
+    [
+        ({}, False),
+        ({"cluster": {"gpu": "h100"}}, True),
+        ({"cluster": {"learner_gpus": 2}}, True),
+        ({"training": {"cpu_offload": True}}, True),
+    ],
+    ids=["one process on a CPU", "a GPU", "several processes", "offloaded"],
+)
+def test_the_pass_that_is_planned_is_the_one_that_will_be_taken(monkeypatch, changes, modules):
+    seen = []
+
+    def step_memory(config, **options):
+        seen.append(options["modules"])
+        return StepMemory(1, 1)
+
+    monkeypatch.setattr(plan, "step_memory", step_memory)
+    plan._step.cache_clear()
+    plan_recipe(recipe(**changes))
+    plan._step.cache_clear()
+    assert seen == [modules]
 
 
 def test_a_model_whose_configuration_cannot_be_had_is_named(tmp_path):

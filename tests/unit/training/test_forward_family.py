@@ -19,11 +19,12 @@ from transformers import (
 
 from deepswe.algorithms.packing import collate, make_samples
 from deepswe.algorithms.prefix import collate_tree
-from deepswe.config import LoraAdapters
+from deepswe.config import AlgorithmConfig, LoraAdapters, TrainingConfig
 from deepswe.training import forward_parts
 from deepswe.training.forward import TokenScorer, checkpoint_layers
 from deepswe.training.forward_family import FamilyForward, serves
 from deepswe.training.forward_rows import attend_along
+from deepswe.training.learner import Learner
 from deepswe.training.lora import add_lora
 from deepswe.types import Ending, Graded, TokenSpan, Trajectory
 
@@ -75,12 +76,6 @@ def samples(size=5, turns=3):
     return made
 
 
-def plain_scorer(model):
-    scorer = TokenScorer(model)
-    scorer._family = None
-    return scorer
-
-
 def states_and_gradients(states_of, model, batch):
     states_NH, targets_N = states_of(batch)
     upstream_NH = torch.linspace(-1, 2, states_NH.numel(), dtype=states_NH.dtype).view_as(states_NH)
@@ -98,7 +93,7 @@ def test_states_and_every_gradient_equal_those_of_the_modules(monkeypatch, kind,
     for family in (False, True):
         model = exact(model_of(kind, dtype, layers))
         attend_along(model)
-        states_of = FamilyForward(model) if family else plain_scorer(model)._plain_states
+        states_of = FamilyForward(model) if family else TokenScorer(model, own_pass=False)._plain_states
         made.append(states_and_gradients(states_of, model, batch))
     (wanted_NH, wanted_N, wanted), (found_NH, found_N, found) = made
     assert torch.equal(found_N, wanted_N)
@@ -115,9 +110,41 @@ def test_a_scorer_goes_this_way_in_float32(kind):
     model, other = model_of(kind, torch.float32), model_of(kind, torch.float32)
     scorer = TokenScorer(model)
     assert scorer._family is not None
-    found, wanted = scorer(collate(samples())), plain_scorer(other)(collate(samples()))
+    found, wanted = scorer(collate(samples())), TokenScorer(other, own_pass=False)(collate(samples()))
     assert torch.allclose(found.logp_N, wanted.logp_N, atol=1e-5)
     assert torch.allclose(found.entropy_N, wanted.entropy_N, atol=1e-5)
+
+
+@pytest.mark.parametrize("packing", COLLATED)
+def test_a_learner_trains_the_same_weights_either_way(make_group, packing):
+    made = []
+    for own_pass in (True, False):
+        model = exact(model_of("Qwen3 with tied embeddings"))
+        learner = Learner(
+            model,
+            TrainingConfig(learning_rate=1e-2, tokens_per_microbatch=40, packing=packing),
+            AlgorithmConfig(kl_coefficient=0.01),
+            max_tokens=100,
+            own_pass=own_pass,
+        )
+        rows = [learner.update([make_group([1, 0, 0, 1], seed=seed)]) for seed in range(4)]
+        made.append((rows, model.state_dict()))
+    (found_rows, found), (wanted_rows, wanted) = made
+    for found_row, wanted_row in zip(found_rows, wanted_rows, strict=True):
+        assert found_row["loss"] == pytest.approx(wanted_row["loss"], abs=1e-10)
+    for name, weight in wanted.items():
+        assert torch.allclose(found[name], weight, rtol=0, atol=1e-10), name
+
+
+def test_a_scorer_that_is_told_its_way_asks_no_more(monkeypatch):
+    batch, taken = collate(samples()), []
+    along = FamilyForward.along
+    monkeypatch.setattr(FamilyForward, "along", lambda self, course: taken.append(1) or along(self, course))
+    TokenScorer(model_of(dtype=torch.float64), own_pass=True)(batch)
+    assert len(taken) == 1
+    TokenScorer(model_of(dtype=torch.float32), own_pass=False)(batch)
+    TokenScorer(model_of(dtype=torch.float64))(batch)
+    assert len(taken) == 1
 
 
 def test_frozen_weights_get_no_gradient_and_the_others_theirs():
@@ -126,7 +153,7 @@ def test_frozen_weights_get_no_gradient_and_the_others_theirs():
         model = exact(model_of("Qwen3 with tied embeddings"))
         model.model.layers[0].requires_grad_(False)
         model.model.layers[1].self_attn.q_norm.requires_grad_(False)
-        states_of = FamilyForward(model) if family else plain_scorer(model)._plain_states
+        states_of = FamilyForward(model) if family else TokenScorer(model, own_pass=False)._plain_states
         made.append(states_and_gradients(states_of, model, batch)[2])
     for name, gradient in made[0].items():
         assert (made[1][name] is None) == (gradient is None), name

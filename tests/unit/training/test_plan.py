@@ -1,4 +1,5 @@
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,6 +8,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from deepswe.config import LoraAdapters, build_recipe
 from deepswe.training import plan_trace
+from deepswe.training.forward import TokenScorer
+from deepswe.training.forward_family import FamilyForward
 from deepswe.training.plan import (
     CONTEXT_GIB,
     CPU_CORE,
@@ -61,13 +64,67 @@ def test_a_deep_model_is_reckoned_from_two_shallow_ones(monkeypatch):
     assert step_memory(config, rows=2, length=24, recompute=False, autocast=False) == reckoned
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_tensors_without_data_take_what_real_ones_take(monkeypatch, again):
+@pytest.mark.parametrize(("again", "modules"), [(False, False), (False, True), (True, True)])
+def test_tensors_without_data_take_what_real_ones_take(monkeypatch, again, modules):
     """Also the masks: of 512 tokens one of bytes has 256 KiB, which these layers would show."""
-    options = {"rows": 2, "length": 512, "recompute": again, "autocast": False}
+    options = {"rows": 2, "length": 512, "recompute": again, "autocast": False, "modules": modules}
     traced = step_memory(small(layers=2), **options)
     monkeypatch.setattr(plan_trace, "FakeTensorMode", contextlib.nullcontext)
     assert step_memory(small(layers=2), **options) == traced
+
+
+def kept_and_top(model, batch):
+    """(bytes that a scorer leaves for its backward pass, most that it ever takes)."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    scorer = TokenScorer(model)
+    with plan_trace._counted() as live:
+        logp_N = scorer(batch).logp_N
+        kept = live.bytes
+        logp_N.sum().backward()
+    return kept, live.top
+
+
+@pytest.mark.parametrize("layers", [1, 3, 6])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_plan_of_a_model_with_an_own_pass_is_that_of_this_pass(rows, layers):
+    config, length = small(layers), 400
+    step = step_memory(config, rows=rows, length=length, recompute=False, autocast=False)
+    batch = plan_trace._whole(rows, length, 64)
+    batch = replace(batch, tokens_BT=torch.randint(0, 64, (rows, length)))
+    kept, top = kept_and_top(Qwen3ForCausalLM(config).eval(), batch)
+    assert kept > step.activations
+    assert step.activations + step.rest == pytest.approx(top, rel=0.02)
+    fewer = replace(batch, mask_BT=batch.mask_BT & (torch.arange(length) % 60 < 40))
+    assert kept_and_top(Qwen3ForCausalLM(config).eval(), fewer)[1] < top
+
+
+TOLD = {"recompute": False, "autocast": False, "narrow": False, "lora": None, "modules": False}
+BY_MODULES = {
+    "modules asked for": ({}, {"modules": True}),
+    "layers computed again": ({}, {"recompute": True}),
+    "autocast": ({}, {"autocast": True}),
+    "narrow weights": ({}, {"narrow": True}),
+    "adapters": ({}, {"lora": LoraAdapters(rank=2)}),
+    "a window": ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, {}),
+}
+
+
+@pytest.mark.parametrize("what", BY_MODULES)
+def test_the_plan_of_what_the_modules_train_is_that_of_the_modules(monkeypatch, what):
+    taken = []
+    along = FamilyForward.along
+    monkeypatch.setattr(FamilyForward, "along", lambda self, course: taken.append(1) or along(self, course))
+    changes, told = BY_MODULES[what]
+    step_memory(small(layers=2), rows=1, length=8, **TOLD)
+    assert taken == [1]
+    found = step_memory(small(layers=2, **changes), rows=1, length=8, **TOLD | told)
+    assert taken == [1]
+    assert found == step_memory(small(layers=2, **changes), rows=1, length=8, **TOLD | told | {"modules": True})
+
+
+def test_rows_of_one_token_of_which_none_trains_have_a_plan():
+    assert step_memory(small(layers=1), rows=2, length=1, **TOLD).activations > 0
 
 
 def test_recomputed_layers_keep_their_inputs_alone():
