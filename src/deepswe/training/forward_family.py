@@ -8,6 +8,8 @@ It computes what the modules of `transformers` do, in fewer passes over memory, 
   the matrices of queries and keys are exchanged so that the two numbers of a pair are neighbours.
 - Before attention, the first layer maps each different token once, wherever it stands.
 - The last layer has keys and values of all tokens, and all else only of those that predict a trained one.
+- The inner maps go along a row in blocks that stay in a core's cache, and keep of a token only what goes into their
+  products.
 
 Shapes: T tokens of the row, R of them that predict, S rows of the states that go into a layer; H hidden size, D head
 size, P pairs in a head (D / 2), V vocabulary.
@@ -15,7 +17,7 @@ size, P pairs in a head (D / 2), V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -33,6 +35,9 @@ from deepswe.training.forward_rows import sees_all
 
 TOLERANCE = 1e-4
 """Most by which the states of a few tokens may differ from the model's own; roundings make a thousandth of it."""
+
+BLOCK = 512
+"""Tokens whose inner maps are computed at once."""
 
 _silu_backward = torch.ops.aten.silu_backward
 
@@ -291,15 +296,14 @@ class _Layer(torch.autograd.Function):
         inner_RH, inner_rate_R1 = _normed(made_RH, way.epsilon)
         gate_RI = _mapped(inner_RH, w.gate * w.after, w.gate_bias)
         up_RI = _mapped(inner_RH, w.up * w.after, w.up_bias)
-        open_RI = silu(gate_RI)
-        product_RI = open_RI * up_RI
-        made_RH.addmm_(product_RI, w.down.T)
+        for rows in _blocks(len(made_RH)):
+            made_RH[rows].addmm_(silu(gate_RI[rows]).mul_(up_RI[rows]), w.down.T)
         if w.down_bias is not None:
             made_RH += w.down_bias
         ctx.way = way
         ctx.save_for_backward(
             *(normed_SH, rate_S1, query_normed, query_rate, key_normed, key_rate, query, key, value, gathered, total),
-            *(inner_RH, inner_rate_R1, gate_RI, up_RI, open_RI, product_RI, *weights),
+            *(inner_RH, inner_rate_R1, gate_RI, up_RI, *weights),
         )
         return made_RH
 
@@ -308,20 +312,25 @@ class _Layer(torch.autograd.Function):
     def backward(ctx: Any, by_made_RH: Tensor) -> tuple[Tensor | None, ...]:
         way: _Way = ctx.way
         normed_SH, rate_S1, query_normed, query_rate, key_normed, key_rate, *rest = ctx.saved_tensors
-        query, key, value, gathered, total, inner_RH, inner_rate_R1, gate_RI, up_RI, open_RI, product_RI, *rest = rest
+        query, key, value, gathered, total, inner_RH, inner_rate_R1, gate_RI, up_RI, *rest = rest
         w = _Weights(*rest)
         found: dict[str, Tensor] = {}
         learns = any(ctx.needs_input_grad[2:])
 
+        by_inner_RH, gate_IH, up_IH = torch.empty_like(inner_RH), w.gate * w.after, w.up * w.after
+        for rows in _blocks(len(inner_RH)):
+            open_BI = silu(gate_RI[rows])
+            by_gate_BI = by_made_RH[rows] @ w.down
+            by_up_BI = by_gate_BI * open_BI
+            by_gate_BI = _silu_backward(by_gate_BI.mul_(up_RI[rows]), gate_RI[rows])
+            torch.mm(by_gate_BI, gate_IH, out=by_inner_RH[rows]).addmm_(by_up_BI, up_IH)
+            if learns:
+                _find(found, "down", by_made_RH[rows], open_BI.mul_(up_RI[rows]), w.down_bias)
+                _find(found, "gate", by_gate_BI, inner_RH[rows], w.gate_bias)
+                _find(found, "up", by_up_BI, inner_RH[rows], w.up_bias)
         if learns:
-            _find(found, "down", by_made_RH, product_RI, w.down_bias)
-        by_gate_RI = by_made_RH @ w.down
-        by_up_RI = by_gate_RI * open_RI
-        by_gate_RI = _silu_backward(by_gate_RI.mul_(up_RI), gate_RI)
-        by_inner_RH = (by_gate_RI @ (w.gate * w.after)).addmm_(by_up_RI, w.up * w.after)
-        if learns:
-            _find(found, "gate", by_gate_RI, inner_RH, w.gate_bias, w.gate, "after", w.after)
-            _find(found, "up", by_up_RI, inner_RH, w.up_bias, w.up, "after", w.after)
+            _share(found, "gate", w.gate, "after", w.after)
+            _share(found, "up", w.up, "after", w.after)
         by_states_RH = _add_normed(by_made_RH.clone(), by_inner_RH, inner_RH, inner_rate_R1)
 
         if learns:
@@ -347,9 +356,11 @@ class _Layer(torch.autograd.Function):
         else:
             by_normed_SH.index_add_(0, way.query_before, by_asking)
         if learns:
-            _find(found, "query", by_query_SE, asking, w.query_bias, query_EH, "before", w.before)
-            _find(found, "key", by_key_SE, normed_SH, w.key_bias, key_EH, "before", w.before)
-            _find(found, "value", by_value_SE, normed_SH, w.value_bias, w.value, "before", w.before)
+            _find(found, "query", by_query_SE, asking, w.query_bias)
+            _find(found, "key", by_key_SE, normed_SH, w.key_bias)
+            _find(found, "value", by_value_SE, normed_SH, w.value_bias)
+            for name, matrix_EH in (("query", query_EH), ("key", key_EH), ("value", w.value)):
+                _share(found, name, matrix_EH, "before", w.before)
             for name in ("query", "key", "query_bias", "key_bias", "query_norm", "key_norm"):
                 if name in found:
                     found[name] = _parted(found[name], way.size)
@@ -415,25 +426,29 @@ def _through_norm(
     return by.mul_(weight).addcmul_(normed, along).mul_(rate).flatten(1)
 
 
-def _find(
-    found: dict[str, Tensor],
-    name: str,
-    by_SE: Tensor,
-    states_SH: Tensor,
-    bias: Tensor | None,
-    matrix_EH: Tensor | None = None,
-    norm: str = "",
-    norm_H: Tensor | None = None,
-) -> None:
-    """The gradients of a linear map, and of the weights of the norm that are multiplied into it."""
-    product_EH = by_SE.T @ states_SH
-    if matrix_EH is not None and norm_H is not None:
-        more_H = torch.einsum("eh,eh->h", product_EH, matrix_EH)
-        found[norm] = found[norm] + more_H if norm in found else more_H
-        product_EH.mul_(norm_H)
-    found[name] = product_EH
+def _find(found: dict[str, Tensor], name: str, by_SE: Tensor, states_SH: Tensor, bias: Tensor | None) -> None:
+    """The gradients of a linear map, added to those of other rows."""
+    if name in found:
+        found[name].addmm_(by_SE.T, states_SH)
+    else:
+        found[name] = by_SE.T @ states_SH
     if bias is not None:
-        found[f"{name}_bias"] = by_SE.sum(0)
+        _add(found, f"{name}_bias", by_SE.sum(0))
+
+
+def _share(found: dict[str, Tensor], name: str, matrix_EH: Tensor, norm: str, norm_H: Tensor) -> None:
+    """Part the gradient of a matrix that the weights of a norm were multiplied into between the two."""
+    _add(found, norm, torch.einsum("eh,eh->h", found[name], matrix_EH))
+    found[name].mul_(norm_H)
+
+
+def _add(found: dict[str, Tensor], name: str, more: Tensor) -> None:
+    found[name] = found[name] + more if name in found else more
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    """Rows whose inner maps are computed at once."""
+    return (slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK))
 
 
 def _mapped(states_SH: Tensor, matrix_EH: Tensor, bias_E: Tensor | None) -> Tensor:

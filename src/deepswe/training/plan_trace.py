@@ -188,10 +188,12 @@ def _run(
                 course = _blank(course)
                 hidden_NH, targets_N = FamilyForward(model).along(course), course.target_N
             else:
-                hidden_BTH = model.get_decoder()(input_ids=tokens_BT, use_cache=False).last_hidden_state
-                hidden_NH, targets_N = hidden_BTH.flatten(0, 1), tokens_BT.flatten()
+                made = model.get_decoder()(input_ids=tokens_BT, use_cache=False)
+                hidden_NH, targets_N = made.last_hidden_state.flatten(0, 1), tokens_BT.flatten()
+                del made
             activations = live.bytes - held
             logp_N, _ = scorer.score_hidden(hidden_NH, targets_N)
+            del hidden_NH  # whose states the backward pass lets go
         logp_N.sum().backward()  # type: ignore[no-untyped-call]
         return StepMemory(activations, max(0, live.top - held - activations))
 

@@ -137,8 +137,8 @@ def test_recomputed_layers_keep_their_inputs_alone():
 
 def test_adapters_are_traced_with_what_they_keep():
     pytest.importorskip("peft")
-    whole = step_memory(small(layers=2), rows=1, length=8, recompute=False, autocast=False)
-    lora = step_memory(small(layers=2), rows=1, length=8, recompute=False, autocast=False, lora=LoraAdapters(rank=2))
+    whole = step_memory(small(layers=2), rows=1, length=8, **TOLD | {"modules": True})
+    lora = step_memory(small(layers=2), rows=1, length=8, **TOLD | {"lora": LoraAdapters(rank=2)})
     assert 0.5 * whole.activations < lora.activations < 1.5 * whole.activations
 
 
