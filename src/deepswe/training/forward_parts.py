@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +29,8 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 SHORT = 1024
 """A causal part with fewer tokens is cut: the kernel computes blocks of 512 keys whole."""
-CUT = 128
-"""Tokens of each piece of it."""
+CUT = 192
+"""Tokens of each piece of it, about."""
 
 
 class Part(NamedTuple):
@@ -133,11 +134,11 @@ def _kind(part: Part) -> tuple[bool, int, int]:
 def _within(own: Stretch, short: float) -> list[Part]:
     """The parts of a stretch's attention on itself."""
     start, end = own
-    step = CUT if CUT < end - start < short else end - start
-    pieces = [(at, min(at + step, end)) for at in range(start, end, step)]
+    count = max(1, round((end - start) / CUT)) if end - start < short else 1
+    places = [*(start + CUT * number for number in range(count)), end]
     return [
         part
-        for piece in pieces
+        for piece in pairwise(places)
         for part in (Part(piece, piece, True), *([Part(piece, (start, piece[0]), False)] if piece[0] > start else []))
     ]
 
