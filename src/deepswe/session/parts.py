@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from deepswe.allocator import keep_freed_memory
 from deepswe.config import Recipe
 from deepswe.cores import usable_cores
 from deepswe.envs.suites import OpenSuite
@@ -39,6 +40,7 @@ class Parts:
         self.counters, self.weights = opened.counters, opened.weights
         self._capacity = opened.capacity
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        keep_freed_memory()
         torch.set_num_threads(recipe.run.threads or max(1, usable_cores() // processes_here()))
 
     @property

@@ -1,0 +1,36 @@
+"""The C library's allocator, told to keep what is freed.
+
+glibc gives the end of its heap back to the kernel when it is free, and a step of training frees and asks for the same
+tensors again and again: each time, the kernel has to find, clear and map every page anew. That was a tenth of an update
+of a small model. Larger blocks go on being the kernel's from their making to their release; by itself, glibc raises the
+size from which they are as it goes, so that the peak of a process is no higher with these settings than without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+
+KEPT = 256 << 20
+"""Free bytes that the end of a heap may have."""
+LARGE = 8 << 20
+"""Bytes from which a block is the kernel's."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_OWN_WISHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
+
+
+def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Have this process keep freed memory for what it allocates next.
+
+    Args:
+        environment: where it says how glibc's allocator is to act, nothing is changed.
+
+    Returns:
+        Whether it does; with another C library, or another allocator in its place, all is as before.
+    """
+    if any(name in environment for name in _OWN_WISHES):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, LARGE) and mallopt(_TRIM_THRESHOLD, KEPT))
