@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -221,33 +221,63 @@ def collate(samples: Sequence[TrainingSample], *, packed: bool = False) -> Micro
         samples: at least one.
         packed: which of the two.
     """
-    rows = [torch.full((sample.trained,), row) for row, sample in enumerate(samples)]
-
-    def trained(name: str) -> Tensor:
-        return torch.cat([getattr(sample, name)[sample.mask_L] for sample in samples])
-
-    def whole(name: str) -> Tensor:
-        parts = [getattr(sample, name) for sample in samples]
-        return torch.cat(parts)[None] if packed else pad_sequence(parts, batch_first=True)
-
-    batch = MicroBatch(
-        tokens_BT=whole("tokens_L"),
-        mask_BT=whole("mask_L"),
-        sampler_logp_N=trained("sampler_logp_L"),
-        advantage_N=trained("advantage_L"),
-        row_N=torch.cat(rows),
-        turn_N=trained("turn_L"),
-    )
+    row = EndToEnd(samples)
     if not packed:
-        return batch
-    ends = accumulate((sample.length for sample in samples), initial=0)
-    return replace(
-        batch,
-        position_BT=torch.cat([torch.arange(sample.length) for sample in samples])[None],
-        target_N=trained("tokens_L"),
-        from_N=batch.mask_BT[0].nonzero()[:, 0] - 1,
-        branches=tuple(Branch(own, ()) for own in pairwise(ends)),
+        return MicroBatch(
+            tokens_BT=pad_sequence([sample.tokens_L for sample in samples], batch_first=True),
+            mask_BT=pad_sequence([sample.mask_L for sample in samples], batch_first=True),
+            **row.trained(),
+        )
+    return MicroBatch(
+        tokens_BT=row.tokens_T[None],
+        mask_BT=row.mask_T[None],
+        **row.trained(),
+        position_BT=row.position_T[None],
+        target_N=row.tokens_T[row.trained_N],
+        from_N=row.trained_N - 1,
+        branches=tuple(Branch(own, ()) for own in pairwise(row.ends)),
     )
+
+
+class Trained(TypedDict):
+    """What a micro-batch has of each trained token."""
+
+    sampler_logp_N: Tensor
+    advantage_N: Tensor
+    row_N: Tensor
+    turn_N: Tensor
+
+
+class EndToEnd:
+    """Samples one after another: T tokens, N of them trained.
+
+    Attributes:
+        tokens_T, mask_T: as in the samples.
+        position_T: the place of each in its sample.
+        trained_N: the places of the trained ones.
+        ends: where the samples begin, and the last one ends.
+    """
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        self._samples = samples
+        lengths = torch.tensor([sample.length for sample in samples])
+        self.ends = list(accumulate(lengths.tolist(), initial=0))
+        self.tokens_T, self.mask_T = self._whole("tokens_L"), self._whole("mask_L")
+        self.position_T = torch.arange(self.ends[-1]) - torch.tensor(self.ends[:-1]).repeat_interleave(lengths)
+        self.trained_N = self.mask_T.nonzero()[:, 0]
+        self._sample_T = torch.arange(len(samples)).repeat_interleave(lengths)
+
+    def trained(self) -> Trained:
+        """Of each trained token."""
+        return Trained(
+            sampler_logp_N=self._whole("sampler_logp_L")[self.trained_N],
+            advantage_N=self._whole("advantage_L")[self.trained_N],
+            row_N=self._sample_T[self.trained_N],
+            turn_N=self._whole("turn_L")[self.trained_N],
+        )
+
+    def _whole(self, name: str) -> Tensor:
+        return torch.cat([getattr(sample, name) for sample in self._samples])
 
 
 def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:

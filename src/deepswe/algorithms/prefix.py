@@ -23,7 +23,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from deepswe.algorithms.packing import Branch, MicroBatch, Stretch, TrainingSample, halved
+from deepswe.algorithms.packing import Branch, EndToEnd, MicroBatch, Stretch, TrainingSample, halved
 
 LEAST_SHARED = 16
 """Tokens of a beginning that a learner shares: a shorter one costs less to compute again."""
@@ -153,26 +153,16 @@ def collate_tree(samples: Sequence[TrainingSample], *, least: int = 1, walked: b
         least, walked: as for `build_tree`.
     """
     tree = build_tree([sample.tokens_L for sample in samples], least=least, walked=walked)
-    tokens_T = torch.empty(tree.nodes, dtype=torch.int64)
-    position_T = torch.empty(tree.nodes, dtype=torch.int64)
-    for sample, nodes_L in zip(samples, tree.node_of, strict=True):
-        tokens_T[nodes_L] = sample.tokens_L
-        position_T[nodes_L] = torch.arange(sample.length)
-
-    def trained(name: str) -> Tensor:
-        return torch.cat([getattr(sample, name)[sample.mask_L] for sample in samples])
-
-    pairs = list(zip(samples, tree.node_of, strict=True))
+    row, node_of_T = EndToEnd(samples), torch.cat(tree.node_of)
+    tokens_M, position_M = torch.empty(2, tree.nodes, dtype=torch.int64)
+    tokens_M[node_of_T], position_M[node_of_T] = row.tokens_T, row.position_T
     return MicroBatch(
-        tokens_BT=tokens_T[None],
+        tokens_BT=tokens_M[None],
         mask_BT=torch.zeros(1, tree.nodes, dtype=torch.bool),
-        sampler_logp_N=trained("sampler_logp_L"),
-        advantage_N=trained("advantage_L"),
-        row_N=torch.cat([torch.full((sample.trained,), row) for row, sample in enumerate(samples)]),
-        turn_N=trained("turn_L"),
-        position_BT=position_T[None],
-        target_N=trained("tokens_L"),
-        from_N=torch.cat([nodes_L[:-1][sample.mask_L[1:]] for sample, nodes_L in pairs]),
+        **row.trained(),
+        position_BT=position_M[None],
+        target_N=row.tokens_T[row.trained_N],
+        from_N=node_of_T[row.trained_N - 1],
         branches=tree.branches,
     )
 

@@ -89,12 +89,13 @@ def make_mini_batch(
         packing: one sample a row, padded; end to end in one row; or as a prefix tree, whose budget is in nodes.
         multiple: the number of micro-batches is a multiple of it where there are samples enough.
     """
-    kept = [[sample for sample in samples if sample.trained] for samples in trajectories_samples]
-    kept = [samples for samples in kept if samples]
-    trained = [sum(sample.trained for sample in samples) for samples in kept]
+    counted = [[(sample, sample.trained) for sample in samples] for samples in trajectories_samples]
+    kept = [[pair for pair in pairs if pair[1]] for pairs in counted]
+    kept = [pairs for pairs in kept if pairs]
+    trained = [sum(count for _, count in pairs) for pairs in kept]
     of_trajectory = DENOMINATORS[normalisation](trained, trajectories=trajectories, length=length)
-    denominators = torch.tensor([of_trajectory[owner] for owner, samples in enumerate(kept) for _ in samples])
-    samples = [sample for samples in kept for sample in samples]
+    denominators = torch.tensor([of_trajectory[owner] for owner, pairs in enumerate(kept) for _ in pairs])
+    samples = [sample for pairs in kept for sample, _ in pairs]
     lengths = [sample.length for sample in samples]
     split, batches = _cut(samples, budget, packing, multiple)
     return MiniBatch(
