@@ -192,6 +192,11 @@ class Engine:
         """The weights may have changed; rows that were computed under another version are told by it."""
         self._decode.renew()
 
+    def known(self, name: str) -> list[int]:
+        """The stream of a trajectory that has a row, as of its last turn, else nothing. Any thread may ask."""
+        row = self._rows.get(name)
+        return [] if row is None else row.tokens
+
     def forget(self, name: str) -> None:
         """Give up the row of a trajectory that is not active; unknown names are ignored."""
         row = self._rows.get(name)
