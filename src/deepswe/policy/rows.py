@@ -93,7 +93,7 @@ class Pass:
         self._slot_T = self._tensor(slot_S.repeat(count_S))
         self._runs: dict[tuple[int, int, int], list[_Run]] = {}
         self._index: dict[tuple[int, int], Tensor] = {}
-        self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor | None] = {}
+        self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor] = {}
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._ends: Ends | None = None
 
@@ -138,7 +138,7 @@ class Pass:
         (_, heads, size), lanes = query_THD.shape, keys_RHCD.shape[1]
         if (heads, lanes, size) not in self._runs:
             self._runs[heads, lanes, size] = _runs(self._stretches, read=8 * lanes * size, computed=heads * size)
-        made_THD = torch.empty_like(query_THD)
+        made = []
         for run in self._runs[heads, lanes, size]:
             # The query heads that share a key-value head stand where a sequence of queries would.
             query = self._laid_out(run, query_THD).view(run.rows, run.count, lanes, heads // lanes, size)
@@ -153,39 +153,38 @@ class Pass:
                 scale=scale,
             )
             gathered = gathered.view(run.rows, lanes, heads // lanes, run.count, size).permute(0, 3, 1, 2, 4)
-            made_THD[run.places] = self._taken_up(run, gathered.reshape(run.rows, run.count, heads, size))
-        return made_THD
+            made.append(self._taken_up(run, gathered.reshape(run.rows, run.count, heads, size)))
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     def _mask(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """What each query sees; None where that is plainly all that is not behind it."""
+        """What each query sees; None where that is plainly all that is not behind it. It is kept where each row has a
+        single new token, else made for each layer, since it may be large."""
         key = (run.places.start, run.places.stop, window, groups, dtype)
-        if key not in self._masks:
-            whole = run.rows == 1 and 1 < run.count == run.longest
-            plain = whole and groups == 1 and (window is None or window >= run.longest)
-            self._masks[key] = None if plain else self._seeing(run, window, groups, dtype)
-        return self._masks[key]
-
-    def _seeing(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        own_RQ1 = self._laid_out(run, self.position_T).repeat(1, groups)[:, :, None]
-        places_K = torch.arange(run.extent, device=self._device)
-        seen_RQK = places_K <= own_RQ1
-        if window is not None:
-            seen_RQK &= places_K > own_RQ1 - window
-        if run.count > 1:  # a byte for each, since there may be many
-            return seen_RQK[:, None]
-        empty_RQK = torch.zeros(seen_RQK.shape, dtype=dtype, device=self._device)
-        return empty_RQK.masked_fill_(seen_RQK.logical_not_(), float("-inf"))[:, None]
+        if key in self._masks:
+            return self._masks[key]
+        whole = run.rows == 1 and 1 < run.count == run.longest
+        if whole and groups == 1 and (window is None or window >= run.longest):
+            return None
+        own_RGN = self._laid_out(run, self.position_T)[:, None].expand(-1, groups, -1)
+        # Each query has the same sight, which moves with it.
+        sight = torch.full((2 * run.extent - 1,), float("-inf"), dtype=dtype, device=self._device)
+        sight[0 if window is None else max(0, run.extent - window) : run.extent] = 0.0
+        seen = sight.unfold(0, run.extent, 1).index_select(0, (run.extent - 1 - own_RGN).flatten())
+        seen = seen.view(run.rows, 1, -1, run.extent)
+        if run.count == 1:
+            self._masks[key] = seen
+        return seen
 
     def _laid_out(self, run: _Run, given_T: Tensor) -> Tensor:
         """What there is of each of a run's new tokens, as (rows, count, ...); where a row has fewer, its last one
         stands in, and where it has none, that of the row before."""
-        given = given_T[run.places] if run.even else given_T[self._order(run)[0]]
+        given = given_T[run.places] if run.even else given_T.index_select(0, self._order(run)[0])
         return given.view(run.rows, run.count, *given_T.shape[1:])
 
     def _taken_up(self, run: _Run, made_RN: Tensor) -> Tensor:
         """The same of the new tokens alone, end to end."""
         made = made_RN.flatten(0, 1)
-        return made if run.even else made[self._order(run)[1]]
+        return made if run.even else made.index_select(0, self._order(run)[1])
 
     def _order(self, run: _Run) -> tuple[Tensor, Tensor]:
         """Of an uneven run: the token at each place as laid out, and the place of each token."""
