@@ -132,7 +132,7 @@ class FrozenLakeEnv:
         """
         self._task = task
         self._config = config
-        self._rng = random.Random(seed)
+        self._slips = _draw_slips(seed)
         self._position = task.start
         self._path: list[str] = []
         self._gave_up = False
@@ -188,7 +188,14 @@ class FrozenLakeEnv:
         if not self._config.slippery:
             return move
         names = list(MOVES)
-        return names[(names.index(move) + self._rng.choice((-1, 0, 1))) % len(names)]
+        return names[(names.index(move) + next(self._slips)) % len(names)]
+
+
+def _draw_slips(seed: int) -> Iterator[int]:
+    """To which side a move goes, again and again; nothing is seeded before the first."""
+    rng = random.Random(seed)
+    while True:
+        yield rng.choice((-1, 0, 1))
 
 
 @functools.lru_cache(maxsize=SIGHTS)
