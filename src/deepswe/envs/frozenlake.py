@@ -6,6 +6,7 @@ into the edge stays in place, a step into a hole ends the attempt with reward 0,
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
@@ -31,6 +32,9 @@ HELDOUT_BYTE = 32
 _ACTION = re.compile(r"\b(left|down|right|up)\b", re.IGNORECASE)
 _LETTERS: Mapping[str, str] = {move[0]: move for move in MOVES}
 _TRIES = 100_000
+
+SIGHTS = 4096
+"""The attempts of a group come to the same cells: of so many (map, cell), those seen last, what is seen is kept."""
 
 RULES = """You are P on a frozen lake. Reach the goal G without stepping on a hole O; cells marked _ are safe.
 Each turn answer with one move: Left, Down, Right or Up. A move into the edge leaves you where you are.
@@ -128,7 +132,7 @@ class FrozenLakeEnv:
         """
         self._task = task
         self._config = config
-        self._rng = random.Random(seed)
+        self._slips = _draw_slips(seed)
         self._position = task.start
         self._path: list[str] = []
         self._gave_up = False
@@ -184,9 +188,17 @@ class FrozenLakeEnv:
         if not self._config.slippery:
             return move
         names = list(MOVES)
-        return names[(names.index(move) + self._rng.choice((-1, 0, 1))) % len(names)]
+        return names[(names.index(move) + next(self._slips)) % len(names)]
 
 
+def _draw_slips(seed: int) -> Iterator[int]:
+    """To which side a move goes, again and again; nothing is seeded before the first."""
+    rng = random.Random(seed)
+    while True:
+        yield rng.choice((-1, 0, 1))
+
+
+@functools.lru_cache(maxsize=SIGHTS)
 def grid(task: LakeTask, position: Cell) -> str:
     """The map as text: P player, _ frozen (the start too), O hole, G goal; cells apart by a space."""
     glyphs = {"S": "_", "F": "_", "H": "O", "G": "G"}
@@ -195,6 +207,7 @@ def grid(task: LakeTask, position: Cell) -> str:
     return "\n".join(" ".join(line) for line in lines)
 
 
+@functools.lru_cache(maxsize=SIGHTS)
 def relational(task: LakeTask, position: Cell) -> str:
     """What P sees from where it stands, in few tokens: `hole 2 goal wall Down 0 Right 3`.
 

@@ -172,7 +172,7 @@ class FamilyDecoder:
         if not self._weights or self._state != tuple(weight._version for weight in self._weights):
             self._take_up()
         cache.aimed = rows
-        states_TH = self._embeddings[ids_T]
+        states_TH = self._embeddings.index_select(0, ids_T)
         turn = self._places(rows)
         for number, layer in enumerate(self._layers):
             storage = cache.row_layers[number]
@@ -180,13 +180,14 @@ class FamilyDecoder:
             if layer is self._layers[-1] and not rows.only_singles:
                 # Of the last layer nothing but the states of the last tokens is looked at.
                 rows, place_E, of_T = rows.ends()
-                query_THD, states_TH, places_N = query_THD[place_E], states_TH[place_E], of_T[places_N]
+                query_THD, states_TH = query_THD.index_select(0, place_E), states_TH.index_select(0, place_E)
+                places_N = of_T[places_N]
             made_THD = rows.attend(number, query_THD, storage.keys, storage.values, layer.scale)
-            states_TH += layer.output(made_THD.view(len(states_TH), -1))
+            states_TH += layer.output(made_THD.reshape(len(states_TH), -1))
             inner_TI = layer.inner(layer.after(states_TH))
             gate_TI, up_TI = inner_TI.chunk(2, dim=-1)
             states_TH += layer.down(silu(gate_TI).mul_(up_TI))
-        return self._head(self._norm(states_TH[places_N])).float()
+        return self._head(self._norm(states_TH.index_select(0, places_N))).float()
 
     def _take_up(self) -> None:
         """The weights as they are now."""
@@ -235,7 +236,7 @@ class _Places:
             return _halves(self._made(rows.position_T))
         if len(self._table_PD) < rows.longest:
             self._table_PD = self._made(torch.arange(2 * rows.longest, device=self._device))
-        return _halves(self._table_PD[rows.position_T])
+        return _halves(self._table_PD.index_select(0, rows.position_T))
 
     def _made(self, position_T: Tensor) -> Tensor:
         cos_1TD, sin_1TD = self._rotary(torch.empty(0, device=self._device), position_T[None])

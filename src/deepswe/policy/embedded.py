@@ -146,8 +146,10 @@ class EmbeddedPolicy:
                     self._changed.notify_all()
 
     def _check(self, name: str, stream: Sequence[int], sampling: Sampling, timeout_s: float) -> Request:
-        tokens = list(stream)
-        if not tokens or min(tokens) < 0 or max(tokens) >= self._engine.vocabulary:
+        tokens, known = list(stream), self._engine.known(name)
+        count = len(known)  # tokens that were looked at before
+        new = tokens[count:] if tokens[:count] == known else tokens
+        if not tokens or (new and (min(new) < 0 or max(new) >= self._engine.vocabulary)):
             raise PolicyError(
                 f"the stream of trajectory {name!r} ({len(tokens)} tokens) is empty or has ids outside 0.."
                 f"{self._engine.vocabulary - 1}; render it with the model's own tokenizer"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -192,6 +193,11 @@ class Engine:
         """The weights may have changed; rows that were computed under another version are told by it."""
         self._decode.renew()
 
+    def known(self, name: str) -> list[int]:
+        """The stream of a trajectory that has a row, as of its last turn, else nothing. Any thread may ask."""
+        row = self._rows.get(name)
+        return [] if row is None else row.tokens
+
     def forget(self, name: str) -> None:
         """Give up the row of a trajectory that is not active; unknown names are ignored."""
         row = self._rows.get(name)
@@ -261,9 +267,8 @@ class Engine:
         """The pass over the active rows as they are: single tokens, then longer stretches, the shortest where not all
         fit."""
         left, single, longer = _PASS_TOKENS, list[tuple[Row, int]](), list[tuple[Row, int]]()
-        for row, new in sorted(
-            ((row, row.new) for row in self.active if row.source is None), key=lambda pair: (pair[1], pair[0].slot)
-        ):
+        ready = [(row.new, row.slot, row) for row in self.active if row.source is None]
+        for new, _, row in sorted(ready, key=itemgetter(0, 1)):
             count = new if new == 1 else min(new, left)
             if count:
                 (single if count == 1 else longer).append((row, count))
@@ -280,12 +285,13 @@ class Engine:
             if row.cached + count == len(row.tokens):
                 places.append(end - 1)
                 self._sampled.append(row)
-        self._ids_T = torch.tensor(ids, device=self.device)
-        self._places_N = torch.tensor(places or [0], device=self.device)
+        self._ids_T = torch.from_numpy(np.array(ids, np.int64)).to(self.device)
+        self._places_N = torch.from_numpy(np.array(places or [0], np.int64)).to(self.device)
         asked = [row.request.sampling for row in self._sampled if row.request]
-        self._temperatures_N = torch.tensor([s.temperature for s in asked], dtype=torch.float32, device=self.device)
-        self._seeds_N = np.array([s.seed & 0xFFFFFFFFFFFFFFFF for s in asked], dtype=np.uint64)
-        self._positions_np = np.array([len(row.tokens) - 1 for row in self._sampled], dtype=np.uint64)
+        temperatures_N = np.array([s.temperature for s in asked], np.float32)
+        self._temperatures_N = torch.from_numpy(temperatures_N).to(self.device)
+        self._seeds_N = np.array([s.seed & 0xFFFFFFFFFFFFFFFF for s in asked], np.uint64)
+        self._positions_np = np.array([len(row.tokens) - 1 for row in self._sampled], np.uint64)
         rows = [(row.slot, row.cached, count) for row, count in chosen]
         return Pass(rows, windows=self._windows, device=self.device)
 

@@ -11,9 +11,10 @@ Shapes: R rows, C capacity, H key-value heads, G query heads that share one, D h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -24,25 +25,19 @@ _EXTENT_STEP = 16
 _CALL = 250_000
 """What a call of the attention kernel costs by itself, in bytes of keys and values that are read meanwhile."""
 
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """The new tokens of one row: places `begin` to `end` of a pass, at positions from `start` on."""
 
-    slot: int
-    begin: int
-    end: int
-    start: int
+class _Stretches(NamedTuple):
+    """The new tokens of S rows: places `begin` to `end` of a pass, up to position `length` of the row.
 
-    @property
-    def count(self) -> int:
-        """New tokens."""
-        return self.end - self.begin
+    All are arrays (S, int64).
+    """
 
-    @property
-    def length(self) -> int:
-        """Positions of the row that its last token sees, itself included."""
-        return self.start + self.count
+    slot_S: Numbers
+    begin_S: Numbers
+    end_S: Numbers
+    length_S: Numbers
 
 
 class _Run:
@@ -50,27 +45,24 @@ class _Run:
     the longest; those between them, too, which have nothing new.
 
     Attributes:
-        stretches: of the rows with new tokens, by slot, end to end.
+        own: of the rows with new tokens, by slot, end to end.
         rows: of the storage, in all.
         count, longest: most new tokens, most positions.
         even: whether each of the rows has as many new tokens.
         places, slots: its new tokens in the pass, and its rows in the storage.
-        extent: positions that are read of each row; of one alone, those it has.
     """
 
-    def __init__(self, stretches: tuple[Stretch, ...]) -> None:
-        first, last = stretches[0], stretches[-1]
-        self.stretches = stretches
-        self.rows = last.slot + 1 - first.slot
-        self.count = max(s.count for s in stretches)
-        self.longest = max(s.length for s in stretches)
-        self.even = last.end - first.begin == self.count * self.rows
-        self.places, self.slots = slice(first.begin, last.end), slice(first.slot, last.slot + 1)
-        self.extent = self.longest if self.rows == 1 else -(-self.longest // _EXTENT_STEP) * _EXTENT_STEP
+    def __init__(self, own: _Stretches, count: int, longest: int) -> None:
+        begin, end, first, last = int(own.begin_S[0]), int(own.end_S[-1]), int(own.slot_S[0]), int(own.slot_S[-1])
+        self.own, self.count, self.longest = own, count, longest
+        self.rows = last + 1 - first
+        self.even = end - begin == count * self.rows
+        self.places, self.slots = slice(begin, end), slice(first, last + 1)
 
-    def moved(self) -> _Run:
-        """The same rows with one position more."""
-        return _Run(tuple(replace(s, start=s.start + 1) for s in self.stretches))
+    @property
+    def extent(self) -> int:
+        """Positions that are read of each row; of one alone, those it has."""
+        return self.longest if self.rows == 1 else -(-self.longest // _EXTENT_STEP) * _EXTENT_STEP
 
 
 class Pass:
@@ -79,6 +71,7 @@ class Pass:
     Attributes:
         tokens: T.
         longest: positions of the longest row.
+        only_singles: whether each row has a single one.
         position_T: the position of each token in its row.
     """
 
@@ -89,41 +82,46 @@ class Pass:
         device: where the storage is.
         """
         self._windows, self._device = windows, device
-        self._stretches, begin = list[Stretch](), 0
-        for slot, start, count in rows:
-            self._stretches.append(Stretch(slot, begin, begin + count, start))
-            begin += count
-        self.tokens = begin
-        self.longest = max((s.length for s in self._stretches), default=0)
-        self.only_singles = all(s.count == 1 for s in self._stretches)
-        starts = [start + at for _, start, count in rows for at in range(count)]
-        self.position_T = torch.tensor(starts, device=device)
-        self._slot_T = torch.tensor([slot for slot, _, count in rows for _ in range(count)], device=device)
+        slot_S, start_S, count_S = np.fromiter(chain.from_iterable(rows), np.int64).reshape(-1, 3).T
+        end_S = count_S.cumsum()
+        begin_S = end_S - count_S
+        self._stretches = _Stretches(slot_S, begin_S, end_S, start_S + count_S)
+        self.tokens = int(count_S.sum())
+        self.longest = int(self._stretches.length_S.max(initial=0))
+        self.only_singles = self.tokens == len(count_S)
+        self.position_T = self._tensor(np.arange(self.tokens) + (start_S - begin_S).repeat(count_S))
+        self._slot_T = self._tensor(slot_S.repeat(count_S))
         self._runs: dict[tuple[int, int, int], list[_Run]] = {}
         self._index: dict[tuple[int, int], Tensor] = {}
-        self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor | None] = {}
+        self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor] = {}
         self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._ends: Ends | None = None
+
+    def _tensor(self, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(numbers).to(self._device)
 
     def ends(self) -> Ends:
         """Of a pass in which some row has several new tokens: the last one of each row."""
         if self._ends is None:
-            last = sorted(self._stretches, key=lambda s: s.slot)
-            place_E = torch.tensor([s.end - 1 for s in last], device=self._device)
-            of_T = torch.zeros(self.tokens, dtype=torch.long, device=self._device)
-            of_T[place_E] = torch.arange(len(last), device=self._device)
-            rows = Pass([(s.slot, s.length - 1, 1) for s in last], windows=self._windows, device=self._device)
-            self._ends = Ends(rows, place_E, of_T)
+            slot_S, _, end_S, length_S = self._stretches
+            order_E = slot_S.argsort()
+            last_E = np.stack((slot_S, length_S - 1, np.ones_like(slot_S)), 1)[order_E]
+            of_T = np.zeros(self.tokens, np.int64)
+            of_T[end_S[order_E] - 1] = np.arange(len(order_E))
+            rows = Pass(last_E.tolist(), windows=self._windows, device=self._device)
+            self._ends = Ends(rows, self._tensor(end_S[order_E] - 1), self._tensor(of_T))
         return self._ends
 
     def advance(self) -> None:
         """The pass after this one over the same rows with a single new token each, with one token more."""
         self.position_T += 1
         self.longest += 1
+        self._stretches = self._stretches._replace(length_S=self._stretches.length_S + 1)
         for index_N in self._index.values():
             index_N += 1
         for runs in self._runs.values():
-            runs[:] = [run.moved() for run in runs]
+            for run in runs:
+                run.longest += 1
         self._masks.clear()
 
     def index(self, heads: int, capacity: int) -> Tensor:
@@ -140,7 +138,7 @@ class Pass:
         (_, heads, size), lanes = query_THD.shape, keys_RHCD.shape[1]
         if (heads, lanes, size) not in self._runs:
             self._runs[heads, lanes, size] = _runs(self._stretches, read=8 * lanes * size, computed=heads * size)
-        made_THD = torch.empty_like(query_THD)
+        made = []
         for run in self._runs[heads, lanes, size]:
             # The query heads that share a key-value head stand where a sequence of queries would.
             query = self._laid_out(run, query_THD).view(run.rows, run.count, lanes, heads // lanes, size)
@@ -155,54 +153,51 @@ class Pass:
                 scale=scale,
             )
             gathered = gathered.view(run.rows, lanes, heads // lanes, run.count, size).permute(0, 3, 1, 2, 4)
-            made_THD[run.places] = self._taken_up(run, gathered.reshape(run.rows, run.count, heads, size))
-        return made_THD
+            made.append(self._taken_up(run, gathered.reshape(run.rows, run.count, heads, size)))
+        return made[0] if len(made) == 1 else torch.cat(made)
 
     def _mask(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """What each query sees; None where that is plainly all that is not behind it."""
+        """What each query sees; None where that is plainly all that is not behind it. It is kept where each row has a
+        single new token, else made for each layer, since it may be large."""
         key = (run.places.start, run.places.stop, window, groups, dtype)
-        if key not in self._masks:
-            alone = run.stretches[0] if run.rows == 1 and run.count > 1 else None
-            plain = alone and not alone.start and groups == 1 and (window is None or window >= alone.length)
-            self._masks[key] = None if plain else self._seeing(run, window, groups, dtype)
-        return self._masks[key]
-
-    def _seeing(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        own_RN = self._laid_out(run, self.position_T)
-        places_K = torch.arange(run.extent, device=self._device)
-        hidden_RNK = places_K > own_RN[:, :, None]
-        if window is not None:
-            hidden_RNK |= places_K <= own_RN[:, :, None] - window
-        if run.count > 1:  # a byte for each, since there may be many
-            return hidden_RNK.logical_not_().repeat(1, groups, 1)[:, None]
-        empty = torch.zeros(hidden_RNK.shape, dtype=dtype, device=self._device)
-        return empty.masked_fill_(hidden_RNK, float("-inf")).repeat(1, groups, 1)[:, None]
+        if key in self._masks:
+            return self._masks[key]
+        whole = run.rows == 1 and 1 < run.count == run.longest
+        if whole and groups == 1 and (window is None or window >= run.longest):
+            return None
+        own_RGN = self._laid_out(run, self.position_T)[:, None].expand(-1, groups, -1)
+        # Each query has the same sight, which moves with it.
+        sight = torch.full((2 * run.extent - 1,), float("-inf"), dtype=dtype, device=self._device)
+        sight[0 if window is None else max(0, run.extent - window) : run.extent] = 0.0
+        seen = sight.unfold(0, run.extent, 1).index_select(0, (run.extent - 1 - own_RGN).flatten())
+        seen = seen.view(run.rows, 1, -1, run.extent)
+        if run.count == 1:
+            self._masks[key] = seen
+        return seen
 
     def _laid_out(self, run: _Run, given_T: Tensor) -> Tensor:
         """What there is of each of a run's new tokens, as (rows, count, ...); where a row has fewer, its last one
         stands in, and where it has none, that of the row before."""
-        given = given_T[run.places] if run.even else given_T[self._order(run)[0]]
+        given = given_T[run.places] if run.even else given_T.index_select(0, self._order(run)[0])
         return given.view(run.rows, run.count, *given_T.shape[1:])
 
     def _taken_up(self, run: _Run, made_RN: Tensor) -> Tensor:
         """The same of the new tokens alone, end to end."""
         made = made_RN.flatten(0, 1)
-        return made if run.even else made[self._order(run)[1]]
+        return made if run.even else made.index_select(0, self._order(run)[1])
 
     def _order(self, run: _Run) -> tuple[Tensor, Tensor]:
         """Of an uneven run: the token at each place as laid out, and the place of each token."""
         key = (run.places.start, run.places.stop)
         if key not in self._orders:
-            tokens, places = list[int](), list[int]()
-            for s in run.stretches:
-                first = (s.slot - run.slots.start) * run.count
-                tokens += tokens[-1:] * (first - len(tokens))
-                tokens += [min(s.begin + number, s.end - 1) for number in range(run.count)]
-                places += range(first, first + s.count)
-            self._orders[key] = (
-                torch.tensor(tokens, device=self._device),
-                torch.tensor(places, device=self._device),
-            )
+            slot_S, begin_S, end_S, _ = run.own
+            first_S = (slot_S - slot_S[0]) * run.count
+            place_T = np.arange(begin_S[0], end_S[-1]) + (first_S - begin_S).repeat(end_S - begin_S)
+            slot_R = np.arange(run.slots.start, run.slots.stop)
+            row_R = slot_S.searchsorted(slot_R, side="right") - 1  # the one with new tokens, at or before each
+            token_R = np.where(slot_S[row_R] == slot_R, begin_S[row_R], end_S[row_R])
+            token_RN = np.minimum(token_R[:, None] + np.arange(run.count), end_S[row_R, None] - 1)
+            self._orders[key] = (self._tensor(token_RN.reshape(-1)), self._tensor(place_T))
         return self._orders[key]
 
 
@@ -220,29 +215,35 @@ class Ends(NamedTuple):
     of_T: Tensor
 
 
-def _runs(stretches: Sequence[Stretch], *, read: int, computed: int) -> list[_Run]:
+def _runs(stretches: _Stretches, *, read: int, computed: int) -> list[_Run]:
     """Neighbours are put together where less is wasted by it than another call costs.
 
     Args:
+        stretches: of all rows of a pass.
         read: bytes of keys and values of one position.
         computed: what a query costs at one position, in bytes read meanwhile.
     """
-
-    groups: list[list[Stretch]] = []
-    count = longest = 0
-    for s in stretches:
-        most, far = max(count, s.count), max(longest, s.length)
-        own = s.length * (read + computed * s.count)
-        if groups and s.slot > groups[-1][-1].slot and (s.count > 1) == (count > 1):
-            first, last = groups[-1][0].slot, groups[-1][-1].slot
+    runs: list[tuple[int, int, int]] = []  # first stretch, most new tokens, most positions
+    first = last = 0
+    slot_S, begin_S, end_S, length_S = stretches
+    rows = zip(slot_S.tolist(), (end_S - begin_S).tolist(), length_S.tolist(), strict=True)
+    for number, (slot, new, length) in enumerate(rows):
+        if runs:
+            begin, count, longest = runs[-1]
+            most, far = max(count, new), max(longest, length)
+            own = length * (read + computed * new)
             apart = (last + 1 - first) * longest * (read + computed * count) + own
-            if (s.slot + 1 - first) * far * (read + computed * most) - apart <= _CALL:
-                groups[-1].append(s)
-                count, longest = most, far
+            joined = (slot + 1 - first) * far * (read + computed * most)
+            if slot > last and (new > 1) == (count > 1) and joined - apart <= _CALL:
+                runs[-1], last = (begin, most, far), slot
                 continue
-        groups.append([s])
-        count, longest = s.count, s.length
-    return [_Run(tuple(group)) for group in groups]
+        runs.append((number, new, length))
+        first = last = slot
+    bounds = pairwise([*(begin for begin, _, _ in runs), len(slot_S)])
+    return [
+        _Run(_Stretches(*(each[begin:end] for each in stretches)), count, longest)
+        for (begin, end), (_, count, longest) in zip(bounds, runs, strict=True)
+    ]
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]

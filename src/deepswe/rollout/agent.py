@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deepswe.config import AgentConfig, RolloutConfig
+from deepswe.deadlines import within
 from deepswe.envs.base import Environment, Verdict
 from deepswe.errors import DeepsweError, EnvironmentFault, PolicyError, boundary
-from deepswe.policy.base import Completion, Policy, Renderer, Sampling
+from deepswe.policy.base import Policy, Renderer, Sampling
 from deepswe.rollout.attempt import Attempt, Cut
 from deepswe.types import Ending, Grade, Step, TokenSpan, Trajectory, Ungraded, Usage
 
@@ -116,16 +117,14 @@ async def run_attempt(
     grade: Grade
     try:
         async with cut.leash():
-            with boundary("environment.start", EnvironmentFault):
-                async with asyncio.timeout(rollout.start_timeout_s):
-                    messages = await env.start()
+            with boundary("environment.start", EnvironmentFault), within(rollout.start_timeout_s):
+                messages = await env.start()
             record.append((TokenSpan(renderer.opening(messages), sampled=False),))
             try:
                 reached = await _take_turns(env, policy, renderer, attempt, record, rollout, agent)
             finally:
-                with boundary("policy.release", PolicyError):
-                    async with asyncio.timeout(GRACE_S):
-                        await policy.release(attempt.name)
+                with boundary("policy.release", PolicyError), within(GRACE_S):
+                    await policy.release(attempt.name)
             verdict = await _finish(env, rollout.grading_timeout_s) if graded else REHEARSED
             ending, grade, artifact = reached, verdict.grade, verdict.artifact
             if graded and isinstance(grade, Ungraded):
@@ -137,9 +136,8 @@ async def run_attempt(
         grade = Ungraded(error, failure.place or "rollout")
     finally:
         # What does not close in time is cancelled; its owner, such as the pool of sandboxes, still ends what it holds.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
-                await env.close()
+        with contextlib.suppress(TimeoutError), within(GRACE_S):
+            await env.close()
     return Trajectory(
         task_id=attempt.task_id,
         attempt=attempt.attempt,
@@ -160,9 +158,8 @@ async def run_attempt(
 
 
 async def _finish(env: Environment, timeout_s: float) -> Verdict:
-    with boundary("environment.finish", EnvironmentFault):
-        async with asyncio.timeout(timeout_s):
-            return await env.finish()
+    with boundary("environment.finish", EnvironmentFault), within(timeout_s):
+        return await env.finish()
 
 
 async def _take_turns(
@@ -190,7 +187,9 @@ async def _take_turns(
             seed=attempt.seed * 1_000_003 + turn,
         )
         begun = now()
-        completion = await _generate(policy, name, record.stream, sampling, min(generation_left, left))
+        limit = max(min(generation_left, left), 0.0)
+        with boundary("policy.generate", PolicyError), within(limit + GRACE_S):
+            completion = await policy.generate(name, record.stream, sampling, timeout_s=limit)
         generation_s = now() - begun
         generation_left -= generation_s
         text = renderer.decode(completion.tokens)
@@ -208,9 +207,8 @@ async def _take_turns(
             return Ending.MAX_CONTEXT
         begun = now()
         limit = min(agent.step_timeout_s, max(deadline - begun, 1e-3))
-        with boundary("environment.act", EnvironmentFault):
-            async with asyncio.timeout(limit + GRACE_S):
-                outcome = await env.act(text, timeout_s=limit)
+        with boundary("environment.act", EnvironmentFault), within(limit + GRACE_S):
+            outcome = await env.act(text, timeout_s=limit)
         observation = "" if outcome.done else outcome.observation
         last = turn == rollout.max_steps - 1
         if agent.steps_remaining and not outcome.done and not last:
@@ -226,12 +224,6 @@ async def _take_turns(
             return Ending.MAX_CONTEXT
         record.observe(tokens)
     return Ending.MAX_STEPS
-
-
-async def _generate(policy: Policy, name: str, stream: list[int], sampling: Sampling, timeout_s: float) -> Completion:
-    with boundary("policy.generate", PolicyError):
-        async with asyncio.timeout(timeout_s + GRACE_S):
-            return await policy.generate(name, stream, sampling, timeout_s=max(timeout_s, 0.0))
 
 
 def _now() -> float:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepswe.config import SandboxConfig
+from deepswe.deadlines import Ticket, call_off, running_deadlines
 from deepswe.errors import SandboxDied, SandboxStartError, SandboxUnavailable, SandboxUnsupported
 from deepswe.sandbox.base import EXPIRES, Limits, SandboxRecord, SandboxSpec
 from deepswe.sandbox.cgroups import Cgroups, Group
-from deepswe.sandbox.deadlines import Ticket, call_off, running_deadlines
 from deepswe.sandbox.journal import (
     FILE,
     Journal,

@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from deepswe.deadlines import call_off, running_deadlines
 from deepswe.errors import SandboxDied, SandboxError
 from deepswe.sandbox import server
 from deepswe.sandbox.base import ExecResult, SandboxSpec
-from deepswe.sandbox.deadlines import call_off, running_deadlines
 from deepswe.sandbox.files import CommandFiles
 
 GRACE_S = 20.0

@@ -361,6 +361,19 @@ def test_unusable_stream_is_refused_alone(stream: list[int]) -> None:
         assert asyncio.run(run(policy)).tokens
 
 
+@pytest.mark.parametrize("place", [1, -1], ids=["of what was seen", "of what is new"])
+def test_a_stream_is_refused_in_a_later_turn_for_any_of_its_tokens(place: int) -> None:
+    async def run(policy: EmbeddedPolicy) -> None:
+        completion = await policy.generate("bad", [1, 2, 3], sampling(), timeout_s=60)
+        stream = [1, 2, 3, *completion.tokens, 4]
+        stream[place] = 64
+        with pytest.raises(PolicyError, match="'bad'"):
+            await policy.generate("bad", stream, sampling(), timeout_s=60)
+
+    with EmbeddedPolicy(tiny()) as policy:
+        asyncio.run(run(policy))
+
+
 def test_cancelled_call_frees_its_place_and_disturbs_nobody() -> None:
     lm = tiny(max_position_embeddings=100_000)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 GRAIN_S = 0.1
@@ -72,14 +75,58 @@ def call_off(ticket: Ticket) -> None:
     calls.pop(number, None)
 
 
-_last: list[Deadlines] = []
+class _Last(threading.local):
+    """Of each thread, which runs one event loop at a time."""
+
+    deadlines: Deadlines | None = None
+
+
+_last = _Last()
 
 
 def running_deadlines() -> Deadlines:
     """Those of the running event loop: the same for all that ask one after another on one loop."""
-    loop = asyncio.get_running_loop()
-    found = next((deadlines for deadlines in _last if deadlines.loop is loop), None)
-    if found is None:
-        found = Deadlines(loop)
-        _last[:] = [found]
+    loop, found = asyncio.get_running_loop(), _last.deadlines
+    if found is None or found.loop is not loop:
+        found = _last.deadlines = Deadlines(loop)
     return found
+
+
+class _Within:
+    """See `within`."""
+
+    __slots__ = ("_cancelling", "_delay_s", "_struck", "_task", "_ticket")
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s, self._struck = delay_s, False
+
+    def __enter__(self) -> None:
+        deadlines = running_deadlines()
+        task = asyncio.current_task(deadlines.loop)
+        if task is None:
+            raise RuntimeError("a deadline cancels the task that it is set in, and there is none here")
+        self._task, self._cancelling = task, task.cancelling()
+        self._ticket = deadlines.set(self._delay_s, self._strike)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        call_off(self._ticket)
+        # With more requests to cancel than there were before, somebody else made one.
+        if self._struck and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _strike(self) -> None:
+        self._struck = True
+        self._task.cancel()
+
+
+def within(delay_s: float) -> AbstractContextManager[None]:
+    """`asyncio.timeout` as one of `running_deadlines`, so up to `GRAIN_S` late: ``with within(seconds): await ...``.
+
+    The task is cancelled when the time is over, and that cancellation ends here; one that came from elsewhere goes on.
+
+    Raises:
+        TimeoutError: the time was over.
+    """
+    return _Within(delay_s)
