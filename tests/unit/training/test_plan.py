@@ -95,7 +95,7 @@ def test_the_plan_of_a_model_with_an_own_pass_is_that_of_this_pass(rows, layers)
     kept, top = kept_and_top(Qwen3ForCausalLM(config).eval(), batch)
     assert kept > step.activations
     assert step.activations + step.rest == pytest.approx(top, rel=0.02)
-    fewer = replace(batch, mask_BT=batch.mask_BT & (torch.arange(length) % 60 < 40))
+    fewer = replace(batch, mask_BT=batch.mask_BT & (torch.arange(length) % 60 < 15))
     assert kept_and_top(Qwen3ForCausalLM(config).eval(), fewer)[1] < top
 
 
