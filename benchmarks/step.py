@@ -35,6 +35,7 @@ from trl import GRPOConfig, GRPOTrainer
 from deepswe.config import Recipe, load_recipe
 from deepswe.envs.frozenlake import FrozenLakeEnv, FrozenLakeSuite, LakeTask
 from deepswe.envs.suites import OpenSuite, open_suite
+from deepswe.own_thread import OwnThread
 from deepswe.policy.render import Renderer
 from deepswe.progress import Silent
 from deepswe.rollout.group import form_groups
@@ -65,6 +66,7 @@ class Ours:
         self.model, self.renderer = loaded.model, self._parts.renderer(loaded)
         self._learner = Learner(self.model, **learner_options(recipe))
         self._engine = self._parts.engine(loaded)
+        self._thread = OwnThread("learner")
         self.sampled: list[int] = []
         self.rollouts: list[float] = []
 
@@ -80,15 +82,16 @@ class Ours:
         groups = form_groups(await self._parts.collect(scheduler, batch, ""))
         self.rollouts.append(time.process_time() - begun)
         async with self._engine.updating():
-            row = await asyncio.to_thread(self._learner.update, [group.trajectories for group in groups])
+            row = await self._thread(self._learner.update, [group.trajectories for group in groups])
             await self._engine.publish(self._learner.version)
         sampled = sum(t.sampled_length for group in groups for t in group.trajectories)
         assert row["trained_tokens"] == sampled
         self.sampled.append(sampled)
 
     def close(self) -> None:
-        """End the engine's thread."""
+        """End the threads."""
         self._engine.close()
+        self._thread.close()
 
 
 class Attempt:

@@ -64,7 +64,7 @@ class RunConfig(Section):
     """Batch in a fixed order so that the same seed gives the same metrics to the last digit; somewhat slower."""
     threads: int = Field(default=0, ge=0, le=4096)
     """Threads of the learner and the engine; 0 takes the cores that the process may use by affinity and control groups,
-    shared among the processes that train on this machine."""
+    shared among the processes that train on this machine, and one for an engine over a model with small layers."""
     writers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     """Where the rows of metrics.jsonl go besides; each needs the extra of its name."""
 

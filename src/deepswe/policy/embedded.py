@@ -33,6 +33,18 @@ CACHE = 4 << 30
 CACHE_SHARE = 0.5
 """Of what is left on a GPU beside weights, gradients and moments; the learner's activations have the rest."""
 
+SMALL = 1 << 19
+"""Weights of a layer below which the threads of a pass of up to 64 tokens wait for each other longer than they gain."""
+
+
+def useful_threads(model: PreTrainedModel, cores: int) -> int:
+    """Threads that an engine over this model makes use of: all cores, or one where its layers are small."""
+    outer = (model.get_input_embeddings(), model.get_output_embeddings())  # type: ignore[no-untyped-call]
+    ends = {id(p) for end in outer if end is not None for p in end.parameters()}
+    inner = sum(p.numel() for p in model.parameters() if id(p) not in ends)
+    layers: int = model.config.get_text_config().num_hidden_layers
+    return cores if inner >= SMALL * layers else 1
+
 
 def cache_limit(wanted_gib: float, free: float | None) -> int:
     """Bytes of keys and values that an engine keeps between turns.

@@ -6,7 +6,6 @@ comparing them, and its probability is P(YES) / (P(YES) + P(NO)) at that place, 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from torch import nn
 
 from deepswe.algorithms.packing import TrainingSample, collate, make_samples, split_by_tokens
 from deepswe.errors import ConfigError
+from deepswe.own_thread import OwnThread
 from deepswe.policy.base import Renderer
 from deepswe.scaling.calibration import with_prior
 from deepswe.scaling.verifier_data import Example, as_trajectory
@@ -150,10 +150,11 @@ class ModelJudge:
         self._prompter, self._prior, self._budget = prompter, prior, tokens_per_microbatch
         self._device = next(model.parameters()).device
         self._scorer = TokenScorer(model.eval(), bfloat16=bfloat16)
+        self._thread = OwnThread("judge")
 
     async def judge(self, readings: Sequence[Reading]) -> list[float | None]:
         """That each is right; None where its prompt does not fit the budget or the model gives no number."""
-        return await asyncio.to_thread(self.judge_now, readings)
+        return await self._thread(self.judge_now, readings)
 
     @torch.no_grad()
     def judge_now(self, readings: Sequence[Reading]) -> list[float | None]:

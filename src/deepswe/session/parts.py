@@ -12,7 +12,7 @@ from deepswe.cores import usable_cores
 from deepswe.envs.suites import OpenSuite
 from deepswe.errors import ConfigError
 from deepswe.policy.base import Policy, Renderer
-from deepswe.policy.embedded import EmbeddedPolicy, cache_limit, free_memory
+from deepswe.policy.embedded import EmbeddedPolicy, cache_limit, free_memory, useful_threads
 from deepswe.policy.models import LoadedModel, load_policy_model
 from deepswe.policy.render import Renderer as ChatRenderer
 from deepswe.progress import Progress
@@ -77,7 +77,7 @@ class Parts:
         free = None if self.recipe.run.deterministic else _left(loaded.model)
         return EmbeddedPolicy(
             loaded.model,
-            threads=torch.get_num_threads(),
+            threads=self.recipe.run.threads or useful_threads(loaded.model, torch.get_num_threads()),
             deterministic=self.recipe.run.deterministic,
             autocast=torch.bfloat16 if self.recipe.engine_dtype == "bfloat16" else None,
             cache_bytes=cache_limit(self.recipe.engine.cache_gib, free),

@@ -18,6 +18,7 @@ from deepswe.envs.splits import check_recipe
 from deepswe.envs.suites import open_suite
 from deepswe.errors import ConfigError
 from deepswe.evaluation.run import evaluation_batches, evaluation_row, version_range
+from deepswe.own_thread import OwnThread
 from deepswe.policy.embedded import EmbeddedPolicy
 from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel
@@ -119,7 +120,9 @@ async def _train(
         async with open_suite(recipe, progress, mistakes=recipe.imitation.mistakes) as opened:
             if profiler is not None:
                 opened = replace(opened, suite=ProfiledSuite(opened.suite, profiler))
-            steps = await _Main(Parts(recipe, opened, store, progress), run, metrics, team, profiler).run()
+            parts = Parts(recipe, opened, store, progress)
+            with OwnThread("learner") as thread:
+                steps = await _Main(parts, run, metrics, thread, team, profiler).run()
     finally:
         metrics.close()
     wall_s = earlier + time.monotonic() - begun
@@ -134,11 +137,12 @@ class _Main:
         parts: Parts,
         run: RunDirectory,
         metrics: MetricsLog,
+        thread: OwnThread,
         team: Team | None = None,
         profiler: Profiler | None = None,
     ) -> None:
         self._parts, self._recipe, self._metrics, self._team = parts, parts.recipe, metrics, team
-        self._profiler = profiler
+        self._thread, self._profiler = thread, profiler
         self._imitated, self._trained = run.checkpoints / "imitation", run.checkpoints / "training"
         self._started = run.checkpoints / "start"
 
@@ -216,9 +220,9 @@ class _Main:
 
     async def _learn_in_thread(self, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         if self._profiler is None:
-            return await asyncio.to_thread(work, *arguments, **options)
+            return await self._thread(work, *arguments, **options)
         with self._profiler.inside("learner"):
-            return await asyncio.to_thread(self._profiler.beside()(work), *arguments, **options)
+            return await self._thread(self._profiler.beside()(work), *arguments, **options)
 
     def _flow(self, scheduler: Scheduler) -> Flow | None:
         """Rollouts ahead of the steps that train them, where the recipe asks for it."""

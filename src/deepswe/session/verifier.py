@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 from deepswe.config import ImitationConfig, ModelConfig, TrainingConfig
 from deepswe.cores import usable_cores
 from deepswe.errors import ConfigError
+from deepswe.own_thread import OwnThread
 from deepswe.policy.checkpoints import EXPORT, damage
 from deepswe.policy.model_path import with_model_directory
 from deepswe.policy.models import LoadedModel, load_policy_model
@@ -146,14 +146,17 @@ class _Trainer:
         self._progress.begin("verifier", steps)
         self._progress.advance(imitation.updates)
         losses: list[float] = []
-        while imitation.updates < steps:
-            # One update at a time in a thread, so that an interrupt does not wait for all of them.
-            await asyncio.to_thread(
-                imitation.run, lessons, lambda row: losses.append(row["loss"]), until=imitation.updates + 1
-            )
-            self._progress.advance(1, note=f"loss {losses[-1]:.3f}")
-            if imitation.updates % max(1, steps // SAVES) == 0:
-                self._save(loaded, imitation, {})
+
+        def record(row: dict[str, float]) -> None:
+            losses.append(row["loss"])
+
+        with OwnThread("learner") as thread:
+            while imitation.updates < steps:
+                # One update at a time in a thread, so that an interrupt does not wait for all of them.
+                await thread(imitation.run, lessons, record, until=imitation.updates + 1)
+                self._progress.advance(1, note=f"loss {losses[-1]:.3f}")
+                if imitation.updates % max(1, steps // SAVES) == 0:
+                    self._save(loaded, imitation, {})
         last = losses[-max(1, steps // 10) :]
         return imitation, math.fsum(last) / len(last) if last else 0.0
 

@@ -29,6 +29,26 @@ def test_the_engine_keeps_what_the_recipe_says(engine: dict[str, Any], cache_byt
         assert policy.cache_bytes == cache_bytes
 
 
+@pytest.mark.parametrize(("asked", "width", "threads"), [(0, 32, 1), (0, 512, 4), (3, 32, 3)])
+def test_the_engine_has_the_threads_of_the_recipe_or_those_it_makes_use_of(
+    asked: int, width: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(
+        "deepswe.session.parts.EmbeddedPolicy", lambda model, **options: given.append(options["threads"])
+    )
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    tasks = {"kind": "frozenlake", "train": 8, "heldout": 2, "max_size": 3}
+    scratch = {**SMALL, "hidden_size": width, "intermediate_size": width}
+    recipe = build_recipe(
+        {"run": {"name": "r", "threads": asked}, "model": {"scratch": scratch}, "tasks": tasks}, origin="test"
+    )
+    parts = Parts(recipe, OpenSuite(FrozenLakeSuite(recipe.tasks), 8), TrajectoryStore(tmp_path), Silent())  # type: ignore[arg-type]
+    parts.engine(parts.load_model())
+    assert given == [threads]
+
+
 @pytest.mark.parametrize(
     ("model", "engine", "narrow"),
     [

@@ -1,0 +1,43 @@
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from deepswe.own_thread import OwnThread
+
+NAME = contextvars.ContextVar("NAME", default="")
+
+
+def test_all_work_is_done_in_one_thread_that_is_not_the_callers():
+    async def look():
+        with OwnThread("learner") as thread:
+            one_by_one = [await thread(threading.current_thread) for _ in range(3)]
+            return [*one_by_one, *await asyncio.gather(*(thread(threading.current_thread) for _ in range(3)))]
+
+    seen = asyncio.run(look())
+    assert len(set(seen)) == 1
+    assert seen[0] is not threading.current_thread()
+    assert seen[0].name.startswith("learner")
+
+
+def test_outcomes_errors_and_the_context_of_the_caller_go_through():
+    async def work():
+        NAME.set("here")
+        with OwnThread("learner") as thread:
+            assert await thread(lambda *a, **o: (NAME.get(), a, o), 1, two=2) == ("here", (1,), {"two": 2})
+            with pytest.raises(ZeroDivisionError):
+                await thread(lambda: 1 / 0)
+            assert await thread(lambda: "goes on") == "goes on"
+
+    asyncio.run(work())
+
+
+def test_a_thread_that_was_left_takes_no_work():
+    async def work():
+        with OwnThread("learner") as thread:
+            await thread(int)
+        with pytest.raises(RuntimeError):
+            await thread(int)
+
+    asyncio.run(work())
