@@ -1,16 +1,19 @@
 """Shared prefixes computed once (`training.packing = "tree"`) against every sequence whole (`"padded"`).
 
-Two batches on one layer of Qwen3-0.6B's shape, the smallest of its family: 8 attempts at one task with a prompt of
-2,048 tokens and 2,048 of their own; and 2 attempts of 20 turns whose thinking is stripped from the history, so that
-each turn's sequence begins with all turns before it. An update of each side is timed, interleaved. Prints one JSON
-object as its last line:
+Two batches on layers of Qwen3-0.6B's shape, the smallest of its family: 8 attempts at one task with a prompt of 2,048
+tokens and 2,048 of their own; and 2 attempts of 20 turns whose thinking is stripped from the history, so that each
+turn's sequence begins with all turns before it. The last layer of a model computes little but what predicts, on both
+sides, so an update is timed with one layer and with two, interleaved, and all layers but the last take as long as the
+second. Prints one JSON object as its last line:
 
-- `ours`, `peer`: median seconds of CPU of the two batches, on one thread; `ratio`: of each; `repeats`
+- `ours`, `peer`: seconds of CPU of the two batches with as many layers as the model has, on one thread, out of the
+  medians with one and two; `ratio`: of each; `repeats`; `layers`
+- `measured`: the medians of each side with one and two layers
 - `max_gradient_difference`: the largest, relative to the largest gradient, in float32
 - `max_gradient_difference_float64`: absolute, on a smaller batch in float64
 
 The narrower a model, the more of its time goes into attention, of which less is shared than of the rest: `--shape
-narrow` takes two layers of width 512. Exits 0 only where the ratios are at least 1.5 and 4, and the differences at most
+narrow` has width 512. Exits 0 only where the ratios are at least 1.5 and 4, and the differences at most
 1e-5 and 1e-10. `--quick` has shorter texts and one repeat, and holds the differences alone to their bounds.
 """
 
@@ -23,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,20 +44,20 @@ WANTED = {"group": 1.5, "stripped": 4.0}
 
 
 SHAPES = {
-    "qwen3": {"width": 1024, "inner": 3072, "layers": 1, "heads": 16, "kv": 8, "size": 128},
-    "narrow": {"width": 512, "inner": 1536, "layers": 2, "heads": 8, "kv": 4, "size": 64},
-    "quick": {"width": 128, "inner": 384, "layers": 2, "heads": 2, "kv": 1, "size": 64},
+    "qwen3": {"width": 1024, "inner": 3072, "layers": 28, "heads": 16, "kv": 8, "size": 128},
+    "narrow": {"width": 512, "inner": 1536, "layers": 28, "heads": 8, "kv": 4, "size": 64},
+    "quick": {"width": 128, "inner": 384, "layers": 28, "heads": 2, "kv": 1, "size": 64},
     "exact": {"width": 64, "inner": 192, "layers": 2, "heads": 1, "kv": 1, "size": 64},
 }
 
 
-def make_model(shape: dict[str, int], *, wide: bool = False) -> Qwen3ForCausalLM:
+def make_model(shape: dict[str, int], *, layers: int, wide: bool = False) -> Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=shape["width"],
         intermediate_size=shape["inner"],
-        num_hidden_layers=shape["layers"],
+        num_hidden_layers=layers,
         num_attention_heads=shape["heads"],
         num_key_value_heads=shape["kv"],
         head_dim=shape["size"],
@@ -137,23 +141,27 @@ def trained(model: Qwen3ForCausalLM, samples: Sequence[TrainingSample], *, tree:
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
-def compare(samples: Sequence[TrainingSample], *, shape: str, repeats: int) -> dict[str, float]:
-    """Medians of interleaved passes, and the difference of the gradients."""
-    model = make_model(SHAPES[shape])
-    attend_along(model)
-    times: dict[bool, list[float]] = {True: [], False: []}
+def compare(samples: Sequence[TrainingSample], *, shape: str, repeats: int) -> dict[str, Any]:
+    """Medians of interleaved passes, the times of all layers out of them, and the difference of the gradients."""
+    models = {layers: make_model(SHAPES[shape], layers=layers) for layers in (1, 2)}
+    for model in models.values():
+        attend_along(model)
+    times: dict[tuple[bool, int], list[float]] = {(tree, layers): [] for layers in models for tree in (True, False)}
     gradients: dict[bool, list[Tensor]] = {}
     for _ in range(repeats):
-        for tree in times:
+        for (tree, layers), taken in times.items():
             begun = time.process_time()
-            gradients[tree] = trained(model, samples, tree=tree, budget=8192)
-            times[tree].append(time.process_time() - begun)
+            gradients[tree] = trained(models[layers], samples, tree=tree, budget=8192)
+            taken.append(time.process_time() - begun)
     pairs = list(zip(gradients[True], gradients[False], strict=True))
     largest = max(float(linear.abs().max()) for _, linear in pairs)
+    medians = {tree: [statistics.median(times[tree, layers]) for layers in models] for tree in (True, False)}
+    ours, peer = (one + (SHAPES[shape]["layers"] - 1) * (two - one) for one, two in medians.values())
     return {
-        "ours": statistics.median(times[True]),
-        "peer": statistics.median(times[False]),
-        "ratio": statistics.median(times[False]) / statistics.median(times[True]),
+        "ours": ours,
+        "peer": peer,
+        "ratio": peer / ours,
+        "measured": {"ours": medians[True], "peer": medians[False]},
         "difference": max(float((tree - linear).abs().max()) for tree, linear in pairs) / largest,
         "tokens": float(sum(sample.length for sample in samples)),
         "nodes": float(collate_tree(samples).tokens_BT.numel()),
@@ -162,7 +170,7 @@ def compare(samples: Sequence[TrainingSample], *, shape: str, repeats: int) -> d
 
 def exact_difference() -> float:
     """The largest difference of any gradient in float64."""
-    model = make_model(SHAPES["exact"], wide=True)
+    model = make_model(SHAPES["exact"], layers=SHAPES["exact"]["layers"], wide=True)
     attend_along(model)
     samples = [*group(3, 40, 30), *stripped(2, 20, 5, 9, 6, 7)]
     pairs = zip(*(trained(model, samples, tree=tree, budget=300) for tree in (True, False)), strict=True)
@@ -188,7 +196,9 @@ def main() -> int:
         "ours": {name: made["ours"] for name, made in found.items()},
         "peer": {name: made["peer"] for name, made in found.items()},
         "ratio": {name: made["ratio"] for name, made in found.items()},
+        "measured": {name: made["measured"] for name, made in found.items()},
         "shape": shape,
+        "layers": SHAPES[shape]["layers"],
         "repeats": repeats,
         "max_gradient_difference": max(made["difference"] for made in found.values()),
         "max_gradient_difference_float64": exact_difference(),
