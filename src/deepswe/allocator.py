@@ -2,8 +2,9 @@
 
 glibc gives the end of its heap back to the kernel when it is free, and a step of training frees and asks for the same
 tensors again and again: each time, the kernel has to find, clear and map every page anew. That was a tenth of an update
-of a small model. Larger blocks go on being the kernel's from their making to their release; by itself, glibc raises the
-size from which they are as it goes, so that the peak of a process is no higher with these settings than without.
+of a small model. Larger blocks go on being the kernel's from their making to their release: from the size on to which
+glibc by itself raises that limit as it goes, so that the peak of a process is no higher with these settings than
+without, and no block goes to the kernel that would have stayed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from collections.abc import Mapping
 
 KEPT = 256 << 20
 """Free bytes that the end of a heap may have."""
-LARGE = 8 << 20
-"""Bytes from which a block is the kernel's."""
+LARGE = 32 << 20
+"""Bytes from which a block is the kernel's: as many as glibc takes."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _OWN_WISHES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import ParamSpec, Self, TypeVar
 
@@ -28,12 +28,20 @@ class OwnThread:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     async def __call__(self, work: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """What `work` returns or raises; the like of `asyncio.to_thread`, for which it can stand."""
-        call = partial(contextvars.copy_context().run, work, *arguments, **options)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        """What `work` returns or raises; the like of `asyncio.to_thread`, for which it can stand.
+
+        Who is cancelled here does not wait for what is under way, but the event loop does at its end, so that nobody
+        takes the run for over before it is.
+        """
+        future = self._pool.submit(partial(contextvars.copy_context().run, work, *arguments, **options))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().run_in_executor(None, wait, (future,))
+            raise
 
     def close(self) -> None:
-        """No more work; what is under way is not waited for."""
+        """No more work; what is under way is not waited for here."""
         self._pool.shutdown(wait=False)
 
     def __enter__(self) -> Self:

@@ -1,6 +1,7 @@
 import asyncio
 import contextvars
 import threading
+import time
 
 import pytest
 
@@ -41,3 +42,28 @@ def test_a_thread_that_was_left_takes_no_work():
             await thread(int)
 
     asyncio.run(work())
+
+
+def test_the_event_loop_ends_after_the_work_of_those_who_were_cancelled():
+    begun, done = threading.Event(), []
+
+    def work():
+        begun.set()
+        time.sleep(0.3)
+        done.append("update")
+
+    async def cancelled():
+        with OwnThread("learner") as thread:
+            task = asyncio.ensure_future(thread(work))
+            await asyncio.to_thread(begun.wait)
+            queued = asyncio.ensure_future(thread(done.append, "queued"))
+            await asyncio.sleep(0.0)  # until it is
+            queued.cancel()
+            task.cancel()
+            await asyncio.wait([task, queued])
+            assert task.cancelled()
+            assert queued.cancelled()
+            assert done == []
+
+    asyncio.run(cancelled())
+    assert done == ["update"]

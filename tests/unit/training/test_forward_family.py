@@ -20,7 +20,7 @@ from transformers import (
 from deepswe.algorithms.packing import collate, make_samples
 from deepswe.algorithms.prefix import collate_tree
 from deepswe.config import AlgorithmConfig, LoraAdapters, TrainingConfig
-from deepswe.training import forward_parts
+from deepswe.training import forward_family, forward_parts
 from deepswe.training.forward import TokenScorer, checkpoint_layers
 from deepswe.training.forward_family import FamilyForward, serves
 from deepswe.training.forward_rows import attend_along
@@ -89,6 +89,7 @@ def states_and_gradients(states_of, model, batch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_and_every_gradient_equal_those_of_the_modules(monkeypatch, kind, packing, layers, dtype, bound):
     monkeypatch.setattr(forward_parts, "CUT", 4)
+    monkeypatch.setattr(forward_family, "BLOCK", 7)
     batch, made = COLLATED[packing](samples()), []
     for family in (False, True):
         model = exact(model_of(kind, dtype, layers))
