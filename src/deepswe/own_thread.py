@@ -2,7 +2,7 @@
 
 torch has a team of threads for each thread that calls it, whose members look for work for a while after each piece of
 it, and the C library a heap for each. Where updates go to whichever thread of a pool is free, the teams are in each
-other's way: on two cores, an update of a small model took twice as long.
+other's way: on two cores, an update of a small model took nearly twice as long.
 """
 
 from __future__ import annotations
