@@ -161,7 +161,8 @@ class _Main:
         else:
             await self._imitate(loaded, renderer)
             if learner.needs_start:
-                save_checkpoint(
+                await self._learn_in_thread(
+                    save_checkpoint,
                     self._started,
                     0,
                     learner_state={"model": loaded.model.state_dict()},
@@ -170,7 +171,7 @@ class _Main:
                     model=loaded.model,
                     tokenizer=loaded.tokenizer,
                 )
-            self._save(loaded, learner, 0)
+            await self._save(loaded, learner, 0)
         if learner.needs_start and (beginning := to_resume(self._started)):
             learner.set_start(beginning.learner_state()["model"])
         weights = learner.weights if isinstance(learner, LeadingLearner) else None
@@ -275,8 +276,9 @@ class _Main:
             self._write({"kind": "imitation", **rows[0], "step": imitation.updates}, begun)
             progress.advance(1, note=f"loss {rows[0]['loss']:.3f}")
             if imitation.updates % every == 0 or imitation.updates == config.steps:
-                save_checkpoint(
-                    self._imitated, imitation.updates, learner_state=imitation.state_dict(), state={}, keep=1
+                state = imitation.state_dict()
+                await self._learn_in_thread(
+                    save_checkpoint, self._imitated, imitation.updates, learner_state=state, state={}, keep=1
                 )
 
     async def _imitated_trajectories(self, loaded: LoadedModel, renderer: ChatRenderer) -> tuple[Trajectory, ...]:
@@ -321,20 +323,18 @@ class _Main:
         self._write({"kind": "reference", "step": 0, "trajectories": len(trajectories)}, begun)
         return trajectories
 
-    def _save(self, loaded: LoadedModel, learner: Learner, step: int) -> None:
-        state, keep = {"step": step, "version": learner.version}, self._recipe.training.keep_checkpoints
+    async def _save(self, loaded: LoadedModel, learner: Learner, step: int) -> None:
+        """In the learner's thread: rollouts that are under way go on meanwhile."""
+        options: dict[str, Any] = {
+            "state": {"step": step, "version": learner.version},
+            "keep": self._recipe.training.keep_checkpoints,
+            "tokenizer": loaded.tokenizer,
+        }
         if isinstance(learner, LeadingLearner):
-            learner.save(self._trained, step, state=state, keep=keep, tokenizer=loaded.tokenizer)
+            await self._learn_in_thread(learner.save, self._trained, step, **options)
             return
-        save_checkpoint(
-            self._trained,
-            step,
-            learner_state=learner.state_dict(),
-            state=state,
-            keep=keep,
-            model=loaded.model,
-            tokenizer=loaded.tokenizer,
-        )
+        options |= {"learner_state": learner.state_dict(), "model": loaded.model}
+        await self._learn_in_thread(save_checkpoint, self._trained, step, **options)
 
     def _write(self, row: Mapping[str, Any], begun: float) -> None:
         self._metrics.write({**row, "seconds": time.monotonic() - begun, "time_s": time.time()})

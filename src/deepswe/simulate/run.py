@@ -213,7 +213,7 @@ class _World:
                     progress=self._progress,
                     counters=dict,
                     evaluate=self._skip,
-                    save=self._mark,
+                    save=self._saved,
                     flow=self._flow(scheduler, store, tasks),
                     in_thread=in_virtual_thread,
                 )
@@ -237,6 +237,9 @@ class _World:
 
     async def _skip(self, name: str, step: int) -> None:
         """No evaluation is simulated."""
+
+    async def _saved(self, step: int) -> None:
+        self._mark(step)
 
     def _mark(self, step: int) -> None:
         self._marks.append(

@@ -42,8 +42,8 @@ Evaluate = Callable[[str, int], Awaitable[None]]
 """Evaluates the policy as it is: (name, step)."""
 
 
-SaveCheckpoint = Callable[[int], None]
-"""Saves the learner's state after so many steps."""
+SaveCheckpoint = Callable[[int], Awaitable[None]]
+"""Saves the learner's state after so many steps, off the event loop."""
 
 Counters = Callable[[], Mapping[str, int]]
 """Running counts of a suite, such as test runs; the loop logs how much each grew in a step."""
@@ -206,11 +206,11 @@ class TrainingLoop:
             spent += row["seconds"]
             self._progress.advance(1, note=_note(row))
             if step % config.checkpoint_every == 0:
-                self._save(step)
+                await self._save(step)
                 saved = step
             await self._evaluate_if_due(step)
         if saved != step:
-            self._save(step)
+            await self._save(step)
         return step
 
     async def _evaluate_if_due(self, step: int) -> None:
