@@ -37,7 +37,7 @@ TOLERANCE = 1e-4
 """Most by which the states of a few tokens may differ from the model's own; roundings make a thousandth of it."""
 
 BLOCK = 512
-"""Tokens whose inner maps are computed at once."""
+"""Tokens whose inner maps, or gradients of norms of heads, are computed at once."""
 
 _silu_backward = torch.ops.aten.silu_backward
 
@@ -350,11 +350,10 @@ class _Layer(torch.autograd.Function):
         by_key_SE = _through_norm(found, "key_norm", by_key, key_normed, key_rate, w.key_norm)
         query_EH, key_EH = _paired(w.query, way.size), _paired(w.key, way.size)
         by_normed_SH = (by_key_SE @ (key_EH * w.before)).addmm_(by_value_SE, w.value * w.before)
-        by_asking = by_query_SE @ (query_EH * w.before)
         if way.query_before is None:
-            by_normed_SH += by_asking
+            by_normed_SH.addmm_(by_query_SE, query_EH * w.before)
         else:
-            by_normed_SH.index_add_(0, way.query_before, by_asking)
+            by_normed_SH.index_add_(0, way.query_before, by_query_SE @ (query_EH * w.before))
         if learns:
             _find(found, "query", by_query_SE, asking, w.query_bias)
             _find(found, "key", by_key_SE, normed_SH, w.key_bias)
@@ -388,9 +387,13 @@ class _Norm(torch.autograd.Function):
 
 def _normed(states: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """(states over their root mean square, one over that)."""
-    length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-    rate = length.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
+    rate = _rate(states, epsilon)
     return states * rate, rate
+
+
+def _rate(states: Tensor, epsilon: float) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
+    return length.square_().div_(states.shape[-1]).add_(epsilon).rsqrt_()
 
 
 def _add_normed(total: Tensor, by_normed: Tensor, normed: Tensor, rate: Tensor) -> Tensor:
@@ -408,7 +411,8 @@ def _heads(
     made = made.view(len(states_SH), -1, way.size)
     if head_norm_D is None:
         return made, None, None
-    normed, rate = _normed(made, way.epsilon)
+    rate = _rate(made, way.epsilon)
+    normed = made.mul_(rate)
     return normed * _paired(head_norm_D, way.size), normed, rate
 
 
@@ -420,10 +424,12 @@ def _through_norm(
         return by.flatten(1)
     size = len(weight_D)
     weight = _paired(weight_D, size)
-    product = by * normed
-    found[name] = product.view(-1, size).sum(0)
-    along = (product @ weight).unsqueeze(-1).div_(-size)
-    return by.mul_(weight).addcmul_(normed, along).mul_(rate).flatten(1)
+    for rows in _blocks(len(by)):
+        product = by[rows] * normed[rows]
+        _add(found, name, product.view(-1, size).sum(0))
+        along = (product @ weight).unsqueeze(-1).div_(-size)
+        by[rows].mul_(weight).addcmul_(normed[rows], along).mul_(rate[rows])
+    return by.flatten(1)
 
 
 def _find(found: dict[str, Tensor], name: str, by_SE: Tensor, states_SH: Tensor, bias: Tensor | None) -> None:
@@ -447,7 +453,7 @@ def _add(found: dict[str, Tensor], name: str, more: Tensor) -> None:
 
 
 def _blocks(count: int) -> Iterator[slice]:
-    """Rows whose inner maps are computed at once."""
+    """Rows that are gone through at once."""
     return (slice(first, min(first + BLOCK, count)) for first in range(0, count, BLOCK))
 
 
