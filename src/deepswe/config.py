@@ -646,7 +646,7 @@ class TrainingConfig(Section):
     """Passes over each batch."""
     packing: Literal["padded", "packed", "tree"] = "padded"
     """Micro-batches of like lengths padded to the longest; or of one row that holds many samples end to end, or in
-    which every prefix that samples share stands once (`tree`)."""
+    which every prefix of 16 tokens or more that samples share stands once (`tree`)."""
     tokens_per_microbatch: PositiveInt = 16_384
     """Tokens in one forward and backward pass."""
     activation_checkpointing: bool = False
