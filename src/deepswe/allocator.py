@@ -4,7 +4,7 @@ glibc gives the end of its heap back to the kernel when it is free, and a step o
 tensors again and again: each time, the kernel has to find, clear and map every page anew. That was a tenth of an update
 of a small model. Larger blocks go on being the kernel's from their making to their release: from the size on to which
 glibc by itself raises that limit as it goes, so that no block goes to the kernel that would have stayed. The peak of a
-process is within a few hundredths of that without these settings.
+process was within a tenth of that without these settings, mostly within a few hundredths.
 """
 
 from __future__ import annotations
