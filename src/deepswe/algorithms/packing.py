@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypedDict
 
 import numpy as np
@@ -85,9 +85,10 @@ def _make_sample(
     counts = [len(span.tokens) for span in spans]
     sampled = np.array([span.sampled for span in spans])
     logp_L = np.zeros(sum(counts), dtype=np.float32)
-    logp_L[np.repeat(sampled, counts)] = [logprob for span in spans if span.sampled for logprob in span.logprobs]
+    logprobs = [span.logprobs for span in spans if span.sampled]
+    logp_L[np.repeat(sampled, counts)] = np.fromiter(chain.from_iterable(logprobs), np.float32, sum(map(len, logprobs)))
     worth = [advantages[turn] if advantages and turn >= 0 else 0.0 for turn in numbers]
-    tokens_L = np.fromiter((token for span in spans for token in span.tokens), np.int64, len(logp_L))
+    tokens_L = np.fromiter(chain.from_iterable(span.tokens for span in spans), np.int64, len(logp_L))
     mask_L = np.repeat(sampled | all_tokens, counts)
     advantage_L = np.repeat(np.array(worth, dtype=np.float32), counts)
     turn_L = np.repeat(np.array(numbers, dtype=np.int64), counts)

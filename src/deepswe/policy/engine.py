@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -27,8 +27,8 @@ _PASS_TOKENS = 2048
 # A shorter common prefix is not worth a copy.
 _LEAST_SHARED = 16
 
-# Tokens whose weights are added up at once when one is drawn.
-_BLOCK = 256
+# Tokens whose weights are added up at once when one is drawn; a vocabulary up to the second is not cut.
+_BLOCK, _AT_ONCE = 256, 1024
 
 Finish = Literal["stop", "length", "timeout"]
 
@@ -49,8 +49,10 @@ def _mix(bits_N: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(bits_N ^ (bits_N >> np.uint64(31)))
 
 
-def sample(logits_NV: Tensor, temperatures_N: Tensor, uniforms_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row by the inverse of the cumulative distribution: first a block of tokens, then one of it.
+def sample(
+    logits_NV: Tensor, temperatures_N: np.ndarray[Any, Any], uniforms_N: np.ndarray[Any, Any]
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row by the inverse of the cumulative distribution.
 
     Args:
         logits_NV: the model's logits, float32; they are used up.
@@ -60,17 +62,26 @@ def sample(logits_NV: Tensor, temperatures_N: Tensor, uniforms_N: Tensor) -> tup
     Returns:
         tokens (N, int64) and their log-probs (N, float32) under the distribution that was sampled from.
     """
-    greedy_N = temperatures_N == 0
-    if bool(((temperatures_N != 1) & ~greedy_N).any()):
-        logits_NV.div_(temperatures_N.masked_fill(greedy_N, 1.0)[:, None])
+    device, greedy_N = logits_NV.device, temperatures_N == 0
+    divisors_N = np.where(greedy_N, 1.0, temperatures_N)
+    if (divisors_N != 1).any():
+        logits_NV.div_(torch.from_numpy(divisors_N.astype(np.float32)).to(device)[:, None])
     top_N1 = logits_NV.amax(-1, keepdim=True)
     weight_NV = logits_NV.sub_(top_N1).exp_()
-    sum_NB = _block_sums(weight_NV)
-    token_N1 = _drawn(weight_NV, sum_NB, uniforms_N[:, None])
-    if bool(greedy_N.any()):
-        token_N1[greedy_N] = weight_NV[greedy_N].argmax(-1, keepdim=True)
-    logp_N1 = (weight_NV.gather(1, token_N1) / sum_NB.sum(-1, keepdim=True)).log()
+    draw = _drawn_at_once if weight_NV.shape[1] <= _AT_ONCE else _drawn_in_blocks
+    token_N1, whole_N1 = draw(weight_NV, torch.from_numpy(uniforms_N).to(device)[:, None])
+    if greedy_N.any():
+        of_G = torch.from_numpy(greedy_N.nonzero()[0]).to(device)
+        token_N1[of_G] = weight_NV[of_G].argmax(-1, keepdim=True)
+    logp_N1 = (weight_NV.gather(1, token_N1) / whole_N1).log()
     return token_N1[:, 0], logp_N1[:, 0].float()
+
+
+def _drawn_at_once(weight_NV: Tensor, uniform_N1: Tensor) -> tuple[Tensor, Tensor]:
+    """The token (N, 1) at which the cumulative weight passes a share of the whole, and the whole."""
+    upto_NV = weight_NV.cumsum(-1, dtype=torch.float64)
+    whole_N1 = upto_NV[:, -1:]
+    return _first_beyond(upto_NV, uniform_N1 * whole_N1), whole_N1
 
 
 def _block_sums(weight_NV: Tensor) -> Tensor:
@@ -80,8 +91,9 @@ def _block_sums(weight_NV: Tensor) -> Tensor:
     return torch.cat((even_NBC.sum(-1), weight_NV[:, blocks * _BLOCK :].sum(-1, keepdim=True)), dim=1).double()
 
 
-def _drawn(weight_NV: Tensor, sum_NB: Tensor, uniform_N1: Tensor) -> Tensor:
-    """The token (N, 1) at which the cumulative weight passes a share of the whole."""
+def _drawn_in_blocks(weight_NV: Tensor, uniform_N1: Tensor) -> tuple[Tensor, Tensor]:
+    """The same: first a block of tokens, then one of it."""
+    sum_NB = _block_sums(weight_NV)
     upto_NB = sum_NB.cumsum(-1)
     wanted_N1 = uniform_N1 * upto_NB[:, -1:]
     block_N1 = _first_beyond(upto_NB, wanted_N1)
@@ -92,7 +104,7 @@ def _drawn(weight_NV: Tensor, sum_NB: Tensor, uniform_N1: Tensor) -> Tensor:
     inside_NC = weight_NV.gather(1, place_NC.clamp(max=last)).masked_fill_(place_NC > last, 0.0)
     upto_NC = inside_NC.cumsum(-1, dtype=torch.float64)
     token_N1 = block_N1 * _BLOCK + _first_beyond(upto_NC, share_N1 * upto_NC[:, -1:])
-    return token_N1.clamp_(max=last)
+    return token_N1.clamp_(max=last), sum_NB.sum(-1, keepdim=True)
 
 
 def _first_beyond(upto_NX: Tensor, wanted_N1: Tensor) -> Tensor:
@@ -144,17 +156,12 @@ class Row:
     request: Request | None = None
     source: Row | None = None
 
-    @property
-    def new(self) -> int:
-        """Tokens that are not cached."""
-        return len(self.tokens) - self.cached
-
 
 class Engine:
     """Rows and passes. Only one thread touches it.
 
     Attributes:
-        active: rows whose turn is being sampled.
+        active: rows whose turn is being sampled, by slot.
         vocabulary, context: of the model, in tokens.
     """
 
@@ -186,7 +193,7 @@ class Engine:
         self._sampled: list[Row] = []
         self._ids_T = torch.empty(0, dtype=torch.long)
         self._places_N = torch.empty(0, dtype=torch.long)
-        self._temperatures_N = torch.empty(0)
+        self._temperatures_N = np.empty(0, dtype=np.float32)
         self._seeds_N = self._positions_np = np.empty(0, dtype=np.uint64)
 
     def renew(self) -> None:
@@ -217,6 +224,7 @@ class Engine:
         # Requests that have a row come first, so that none of them makes room for another.
         known_first = sorted(requests, key=lambda request: request.name not in self._rows)
         self.active += [self._row_for(request, version) for request in known_first]
+        self.active.sort(key=attrgetter("slot"))
         self._share([row for row in self.active if not row.cached and row.source is None])
         self._copy_sources()
         self._pass = None
@@ -266,37 +274,31 @@ class Engine:
     def _aim(self) -> Pass:
         """The pass over the active rows as they are: single tokens, then longer stretches, the shortest where not all
         fit."""
-        left, single, longer = _PASS_TOKENS, list[tuple[Row, int]](), list[tuple[Row, int]]()
-        ready = [(row.new, row.slot, row) for row in self.active if row.source is None]
-        for new, _, row in sorted(ready, key=itemgetter(0, 1)):
-            count = new if new == 1 else min(new, left)
-            if count:
-                (single if count == 1 else longer).append((row, count))
-                left -= count if new > 1 else 0
-        single.sort(key=lambda pair: pair[0].slot)  # a long stretch may have been cut to one token
-        longer.sort(key=lambda pair: pair[0].slot)
-        chosen = [*single, *longer]
+        single, longer = list[tuple[Row, int]](), list[tuple[Row, int]]()
+        for row in self.active:
+            if row.source is None:
+                new = len(row.tokens) - row.cached
+                (single if new == 1 else longer).append((row, new))
+        chosen = _fitting(single, longer) if longer else single
         self._cache.reserve(len(self._slots), max(len(row.tokens) for row in self.active) + 1)
-        places, ids, end = list[int](), list[int](), 0
+        places, ids = list[int](), list[int]()
         self._rows_of_pass, self._sampled = chosen, []
         for row, count in chosen:
-            end += count
             ids += row.tokens[row.cached : row.cached + count]
             if row.cached + count == len(row.tokens):
-                places.append(end - 1)
+                places.append(len(ids) - 1)
                 self._sampled.append(row)
         self._ids_T = torch.from_numpy(np.array(ids, np.int64)).to(self.device)
         self._places_N = torch.from_numpy(np.array(places or [0], np.int64)).to(self.device)
         asked = [row.request.sampling for row in self._sampled if row.request]
-        temperatures_N = np.array([s.temperature for s in asked], np.float32)
-        self._temperatures_N = torch.from_numpy(temperatures_N).to(self.device)
+        self._temperatures_N = np.array([s.temperature for s in asked], np.float32)
         self._seeds_N = np.array([s.seed & 0xFFFFFFFFFFFFFFFF for s in asked], np.uint64)
         self._positions_np = np.array([len(row.tokens) - 1 for row in self._sampled], np.uint64)
         rows = [(row.slot, row.cached, count) for row, count in chosen]
         return Pass(rows, windows=self._windows, device=self.device)
 
     def _draw(self, logits_NV: Tensor) -> Tensor:
-        uniforms_N = torch.from_numpy(uniforms(self._seeds_N, self._positions_np)).to(self.device)
+        uniforms_N = uniforms(self._seeds_N, self._positions_np)
         tokens_N, logp_N = sample(logits_NV, self._temperatures_N, uniforms_N)
         for row, token, logprob in zip(self._sampled, tokens_N.tolist(), logp_N.tolist(), strict=True):
             if logprob != logprob:
@@ -375,6 +377,18 @@ class Engine:
             return oldest.slot
         self._slots.append(None)
         return len(self._slots) - 1
+
+
+def _fitting(single: Sequence[tuple[Row, int]], longer: Sequence[tuple[Row, int]]) -> list[tuple[Row, int]]:
+    """The rows of a pass, and how many of their new tokens: where not all fit, those with the fewest, and what fits of
+    one more."""
+    left, fit = _PASS_TOKENS, list[tuple[Row, int]]()
+    for row, new in sorted(longer, key=itemgetter(1)):
+        count = min(new, left)
+        left -= count
+        if count:
+            fit.append((row, count))
+    return sorted([*single, *fit], key=lambda pair: (pair[1] > 1, pair[0].slot))
 
 
 def _attention_windows(config: Any) -> list[int | None]:

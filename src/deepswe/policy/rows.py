@@ -62,7 +62,72 @@ class _Run:
     @property
     def extent(self) -> int:
         """Positions that are read of each row; of one alone, those it has."""
-        return self.longest if self.rows == 1 else -(-self.longest // _EXTENT_STEP) * _EXTENT_STEP
+        return self.longest if self.rows == 1 else _rounded(self.longest)
+
+
+class _Singles:
+    """The rows with a single new token, which come first in a pass, as several runs.
+
+    C rows are read, N of them with a new token. What a query sees of its row is kept from pass to pass.
+    """
+
+    def __init__(self, runs: Sequence[_Run], position_N: Tensor) -> None:
+        self._runs, self._sizes = runs, [run.rows for run in runs]
+        self.count = runs[-1].places.stop
+        self._token_C: Tensor | None = None
+        self._place_N: Tensor | None = None
+        position_C = position_N.clone()
+        if not all(run.even for run in runs):
+            slot_N = np.concatenate([run.own.slot_S for run in runs])
+            slot_C = np.concatenate([np.arange(run.slots.start, run.slots.stop) for run in runs])
+            token_C = slot_N.searchsorted(slot_C, side="right") - 1
+            self._token_C = torch.from_numpy(token_C).to(position_N.device)
+            self._place_N = torch.from_numpy(slot_C.searchsorted(slot_N)).to(position_N.device)
+            position_C = position_N.index_select(0, self._token_C)
+        self._position_C1 = position_C[:, None]
+        self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+
+    def advance(self) -> None:
+        """One position on."""
+        self._position_C1 += 1
+        longest = 0
+        for run in self._runs:
+            run.longest += 1
+            longest = max(longest, run.longest)
+        for (window, kind), mask_C11P in list(self._masks.items()):
+            if window is None and longest <= mask_C11P.shape[-1]:
+                mask_C11P[:, 0, 0].scatter_(1, self._position_C1, 0.0)
+            else:
+                del self._masks[window, kind]
+
+    def attend(
+        self, query_NHD: Tensor, keys_RHCD: Tensor, values_RHCD: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        """What each token's heads gather (N, heads, D)."""
+        rows = query_NHD if self._token_C is None else query_NHD.index_select(0, self._token_C)
+        # The query heads that share a key-value head stand where a sequence of queries would.
+        query = rows.reshape(len(rows), keys_RHCD.shape[1], -1, rows.shape[-1])
+        queries = torch.split(query, self._sizes)
+        masks = torch.split(self._mask(window, query.dtype), self._sizes)
+        made = [
+            scaled_dot_product_attention(
+                own,
+                keys_RHCD[run.slots, :, : run.extent],
+                values_RHCD[run.slots, :, : run.extent],
+                attn_mask=seen[..., : run.extent],
+                scale=scale,
+            )
+            for run, own, seen in zip(self._runs, queries, masks, strict=True)
+        ]
+        gathered = (made[0] if len(made) == 1 else torch.cat(made)).reshape(rows.shape)
+        return gathered if self._place_N is None else gathered.index_select(0, self._place_N)
+
+    def _mask(self, window: int | None, kind: torch.dtype) -> Tensor:
+        """What each query sees of a row, (C, 1, 1, positions)."""
+        if (window, kind) not in self._masks:
+            wide = _rounded(max(run.longest for run in self._runs) + _EXTENT_STEP)
+            self._masks[window, kind] = _sights(self._position_C1[:, 0], wide, window, kind)[:, None, None]
+        return self._masks[window, kind]
 
 
 class Pass:
@@ -91,10 +156,9 @@ class Pass:
         self.only_singles = self.tokens == len(count_S)
         self.position_T = self._tensor(np.arange(self.tokens) + (start_S - begin_S).repeat(count_S))
         self._slot_T = self._tensor(slot_S.repeat(count_S))
-        self._runs: dict[tuple[int, int, int], list[_Run]] = {}
+        self._ways: dict[tuple[int, int, int], _Way] = {}
         self._index: dict[tuple[int, int], Tensor] = {}
-        self._masks: dict[tuple[int, int, int | None, int, torch.dtype], Tensor] = {}
-        self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._orders: dict[int, tuple[Tensor, Tensor]] = {}
         self._ends: Ends | None = None
 
     def _tensor(self, numbers: Numbers) -> Tensor:
@@ -119,10 +183,9 @@ class Pass:
         self._stretches = self._stretches._replace(length_S=self._stretches.length_S + 1)
         for index_N in self._index.values():
             index_N += 1
-        for runs in self._runs.values():
-            for run in runs:
-                run.longest += 1
-        self._masks.clear()
+        for singles, _ in self._ways.values():
+            if singles is not None:
+                singles.advance()
 
     def index(self, heads: int, capacity: int) -> Tensor:
         """Where the new entries (T * H) go, in a layer's storage seen as (R * H * C, D)."""
@@ -136,14 +199,18 @@ class Pass:
     def attend(self, layer: int, query_THD: Tensor, keys_RHCD: Tensor, values_RHCD: Tensor, scale: float) -> Tensor:
         """What each token's heads gather (T, heads, D) from its row, up to itself."""
         (_, heads, size), lanes = query_THD.shape, keys_RHCD.shape[1]
-        if (heads, lanes, size) not in self._runs:
-            self._runs[heads, lanes, size] = _runs(self._stretches, read=8 * lanes * size, computed=heads * size)
-        made = []
-        for run in self._runs[heads, lanes, size]:
+        if (heads, lanes, size) not in self._ways:
+            self._ways[heads, lanes, size] = self._way(read=8 * lanes * size, computed=heads * size)
+        singles, longer = self._ways[heads, lanes, size]
+        made, window = [], self._windows[layer]
+        if singles is not None:
+            own_NHD = query_THD if self.only_singles else query_THD[: singles.count]
+            made.append(singles.attend(own_NHD, keys_RHCD, values_RHCD, scale, window))
+        for run in longer:
             # The query heads that share a key-value head stand where a sequence of queries would.
             query = self._laid_out(run, query_THD).view(run.rows, run.count, lanes, heads // lanes, size)
             query = query.permute(0, 2, 3, 1, 4).reshape(run.rows, lanes, -1, size)
-            seen = self._mask(run, self._windows[layer], heads // lanes, query.dtype)
+            seen = self._mask(run, window, heads // lanes, query.dtype)
             gathered = scaled_dot_product_attention(
                 query,
                 keys_RHCD[run.slots, :, : run.extent],
@@ -156,28 +223,23 @@ class Pass:
             made.append(self._taken_up(run, gathered.reshape(run.rows, run.count, heads, size)))
         return made[0] if len(made) == 1 else torch.cat(made)
 
-    def _mask(self, run: _Run, window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-        """What each query sees; None where that is plainly all that is not behind it. It is kept where each row has a
-        single new token, else made for each layer, since it may be large."""
-        key = (run.places.start, run.places.stop, window, groups, dtype)
-        if key in self._masks:
-            return self._masks[key]
-        whole = run.rows == 1 and 1 < run.count == run.longest
+    def _way(self, *, read: int, computed: int) -> _Way:
+        runs = _runs(self._stretches, read=read, computed=computed)
+        short = [run for run in runs if run.count == 1]
+        singles = _Singles(short, self.position_T[: short[-1].places.stop]) if short else None
+        return _Way(singles, runs[len(short) :])
+
+    def _mask(self, run: _Run, window: int | None, groups: int, kind: torch.dtype) -> Tensor | None:
+        """What each query of a longer run sees; None where that is plainly all that is not behind it. It may be large,
+        and is made for each layer."""
+        whole = run.rows == 1 and run.count == run.longest
         if whole and groups == 1 and (window is None or window >= run.longest):
             return None
         own_RGN = self._laid_out(run, self.position_T)[:, None].expand(-1, groups, -1)
-        # Each query has the same sight, which moves with it.
-        sight = torch.full((2 * run.extent - 1,), float("-inf"), dtype=dtype, device=self._device)
-        sight[0 if window is None else max(0, run.extent - window) : run.extent] = 0.0
-        seen = sight.unfold(0, run.extent, 1).index_select(0, (run.extent - 1 - own_RGN).flatten())
-        seen = seen.view(run.rows, 1, -1, run.extent)
-        if run.count == 1:
-            self._masks[key] = seen
-        return seen
+        return _sights(own_RGN.flatten(), run.extent, window, kind).view(run.rows, 1, -1, run.extent)
 
     def _laid_out(self, run: _Run, given_T: Tensor) -> Tensor:
-        """What there is of each of a run's new tokens, as (rows, count, ...); where a row has fewer, its last one
-        stands in, and where it has none, that of the row before."""
+        """What there is of each of a run's new tokens, as (rows, count, ...)."""
         given = given_T[run.places] if run.even else given_T.index_select(0, self._order(run)[0])
         return given.view(run.rows, run.count, *given_T.shape[1:])
 
@@ -187,9 +249,10 @@ class Pass:
         return made if run.even else made.index_select(0, self._order(run)[1])
 
     def _order(self, run: _Run) -> tuple[Tensor, Tensor]:
-        """Of an uneven run: the token at each place as laid out, and the place of each token."""
-        key = (run.places.start, run.places.stop)
-        if key not in self._orders:
+        """Of an uneven run: the token at each place as laid out, and the place of each token. Where a row has fewer
+        tokens, its last one stands in, and where it has none, that of the row before."""
+        first = run.places.start
+        if first not in self._orders:
             slot_S, begin_S, end_S, _ = run.own
             first_S = (slot_S - slot_S[0]) * run.count
             place_T = np.arange(begin_S[0], end_S[-1]) + (first_S - begin_S).repeat(end_S - begin_S)
@@ -197,8 +260,15 @@ class Pass:
             row_R = slot_S.searchsorted(slot_R, side="right") - 1  # the one with new tokens, at or before each
             token_R = np.where(slot_S[row_R] == slot_R, begin_S[row_R], end_S[row_R])
             token_RN = np.minimum(token_R[:, None] + np.arange(run.count), end_S[row_R, None] - 1)
-            self._orders[key] = (self._tensor(token_RN.reshape(-1)), self._tensor(place_T))
-        return self._orders[key]
+            self._orders[first] = (self._tensor(token_RN.reshape(-1)), self._tensor(place_T))
+        return self._orders[first]
+
+
+class _Way(NamedTuple):
+    """How a pass is attended."""
+
+    singles: _Singles | None
+    longer: list[_Run]
 
 
 class Ends(NamedTuple):
@@ -244,6 +314,18 @@ def _runs(stretches: _Stretches, *, read: int, computed: int) -> list[_Run]:
         _Run(_Stretches(*(each[begin:end] for each in stretches)), count, longest)
         for (begin, end), (_, count, longest) in zip(bounds, runs, strict=True)
     ]
+
+
+def _rounded(positions: int) -> int:
+    return -(-positions // _EXTENT_STEP) * _EXTENT_STEP
+
+
+def _sights(position_Q: Tensor, extent: int, window: int | None, kind: torch.dtype) -> Tensor:
+    """For each query (Q, extent): 0 where it sees a position, minus infinity elsewhere. All have the same sight, which
+    moves with them."""
+    sight = torch.full((2 * extent - 1,), float("-inf"), dtype=kind, device=position_Q.device)
+    sight[0 if window is None else max(0, extent - window) : extent] = 0.0
+    return sight.unfold(0, extent, 1).index_select(0, extent - 1 - position_Q)
 
 
 class RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
