@@ -2,13 +2,13 @@
 
 Two batches on layers of Qwen3-0.6B's shape, the smallest of its family: 8 attempts at one task with a prompt of 2,048
 tokens and 2,048 of their own; and 2 attempts of 20 turns whose thinking is stripped from the history, so that each
-turn's sequence begins with all turns before it. The last layer of a model computes little but what predicts, on both
-sides, so an update is timed with one layer and with two, interleaved, and all layers but the last take as long as the
-second. Prints one JSON object as its last line:
+turn's sequence begins with all turns before it. On both sides the first layer of a model maps each different token once
+before its attention, and the last computes little but what predicts; so an update is timed with two layers and with
+three, interleaved, and each further layer takes as long as the third. Prints one JSON object as its last line:
 
 - `ours`, `peer`: seconds of CPU of the two batches with as many layers as the model has, on one thread, out of the
-  medians with one and two; `ratio`: of each; `repeats`; `layers`
-- `measured`: the medians of each side with one and two layers
+  medians with two and three; `ratio`: of each; `repeats`; `layers`
+- `measured`: the medians of each side with two and three layers
 - `max_gradient_difference`: the largest, relative to the largest gradient, in float32
 - `max_gradient_difference_float64`: absolute, on a smaller batch in float64
 
@@ -41,7 +41,8 @@ from deepswe.types import Ending, Graded, TokenSpan, Trajectory
 
 VOCABULARY = 2048
 WANTED = {"group": 1.5, "stripped": 4.0}
-
+MEASURED = (2, 3)
+"""Layers: the first and the last do less than those between them."""
 
 SHAPES = {
     "qwen3": {"width": 1024, "inner": 3072, "layers": 28, "heads": 16, "kv": 8, "size": 128},
@@ -143,7 +144,7 @@ def trained(model: Qwen3ForCausalLM, samples: Sequence[TrainingSample], *, tree:
 
 def compare(samples: Sequence[TrainingSample], *, shape: str, repeats: int) -> dict[str, Any]:
     """Medians of interleaved passes, the times of all layers out of them, and the difference of the gradients."""
-    models = {layers: make_model(SHAPES[shape], layers=layers) for layers in (1, 2)}
+    models = {layers: make_model(SHAPES[shape], layers=layers) for layers in MEASURED}
     for model in models.values():
         attend_along(model)
     times: dict[tuple[bool, int], list[float]] = {(tree, layers): [] for layers in models for tree in (True, False)}
@@ -156,7 +157,8 @@ def compare(samples: Sequence[TrainingSample], *, shape: str, repeats: int) -> d
     pairs = list(zip(gradients[True], gradients[False], strict=True))
     largest = max(float(linear.abs().max()) for _, linear in pairs)
     medians = {tree: [statistics.median(times[tree, layers]) for layers in models] for tree in (True, False)}
-    ours, peer = (one + (SHAPES[shape]["layers"] - 1) * (two - one) for one, two in medians.values())
+    further = SHAPES[shape]["layers"] - MEASURED[0]
+    ours, peer = (two + further * (three - two) for two, three in medians.values())
     return {
         "ours": ours,
         "peer": peer,
@@ -181,7 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter texts, one repeat")
     parser.add_argument("--shape", choices=("qwen3", "narrow"), default="qwen3")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     quick = arguments.quick
     torch.set_num_threads(1)
