@@ -183,6 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter texts, one repeat")
     parser.add_argument("--shape", choices=("qwen3", "narrow"), default="qwen3")
+    parser.add_argument("--batches", nargs="+", choices=tuple(WANTED), default=list(WANTED))
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     quick = arguments.quick
@@ -193,7 +194,7 @@ def main() -> int:
         "group": group(8, 2048 // scale, 2048 // scale),
         "stripped": stripped(2, 512 // scale, 20, 192 // scale, 64 // scale, 128 // scale),
     }
-    found = {name: compare(batch, shape=shape, repeats=repeats) for name, batch in batches.items()}
+    found = {name: compare(batches[name], shape=shape, repeats=repeats) for name in arguments.batches}
     result = {
         "ours": {name: made["ours"] for name, made in found.items()},
         "peer": {name: made["peer"] for name, made in found.items()},

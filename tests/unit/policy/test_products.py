@@ -7,10 +7,13 @@ from deepswe.policy.products import Product
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("inputs", [7, 128, 1024])
+@pytest.mark.parametrize("outputs", [(30, 5), (1030, 5)], ids=["whole", "in pieces"])
 @pytest.mark.parametrize("biased", [(False, False), (True, False), (True, True)])
-def test_products_are_those_of_each_map_side_by_side(kind: torch.dtype, inputs: int, biased: tuple[bool, bool]) -> None:
+def test_products_are_those_of_each_map_side_by_side(
+    kind: torch.dtype, inputs: int, outputs: tuple[int, int], biased: tuple[bool, bool]
+) -> None:
     torch.manual_seed(0)
-    maps = [nn.Linear(inputs, outputs, bias=bias) for outputs, bias in zip((1030, 5), biased, strict=True)]
+    maps = [nn.Linear(inputs, count, bias=bias) for count, bias in zip(outputs, biased, strict=True)]
     product = Product(maps, kind)
     tolerance = 1e-4 if kind == torch.float32 else 0.05
     with torch.inference_mode():
@@ -22,9 +25,10 @@ def test_products_are_those_of_each_map_side_by_side(kind: torch.dtype, inputs: 
             torch.testing.assert_close(made.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_a_product_keeps_the_weights_that_it_was_made_of() -> None:
-    only = nn.Linear(1100, 1100, bias=False)  # large enough to be laid out in blocks
-    states_TK = torch.randn(4, 1100)
+@pytest.mark.parametrize("size", [100, 1100])
+def test_a_product_keeps_the_weights_that_it_was_made_of(size: int) -> None:
+    only = nn.Linear(size, size, bias=False)
+    states_TK = torch.randn(4, size)
     before = only(states_TK)
     product = Product([only], torch.float32)
     with torch.no_grad():

@@ -48,13 +48,20 @@ def test_each_token_gathers_from_its_own_row_up_to_itself(rows: list[tuple[int, 
     torch.testing.assert_close(made, one_by_one(rows, query, keys, values, window))
 
 
-def test_a_pass_that_moved_on_is_that_of_one_position_later() -> None:
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param({slot: 14 + slot % 3 for slot in range(ROWS)}, id="side by side"),
+        pytest.param({0: 14, 1: 3, 4: 45, 5: 40, 8: 20}, id="with rows between that have none"),
+    ],
+)
+def test_a_pass_that_moved_on_is_that_of_one_position_later(lengths: dict[int, int]) -> None:
     keys, values = storage(0), storage(1)
-    query = torch.randn(ROWS, HEADS, SIZE, dtype=torch.float64)
-    rows = Pass([(slot, 14 + slot % 3, 1) for slot in range(ROWS)], windows=[None, 5], device="cpu")
-    for ahead in range(4):
-        now = [(slot, 14 + slot % 3 + ahead, 1) for slot in range(ROWS)]
-        assert rows.longest == 17 + ahead
+    query = torch.randn(len(lengths), HEADS, SIZE, dtype=torch.float64)
+    rows = Pass([(slot, start, 1) for slot, start in lengths.items()], windows=[None, 5], device="cpu")
+    for ahead in range(45):  # more than what a mask is made for
+        now = [(slot, start + ahead, 1) for slot, start in lengths.items()]
+        assert rows.longest == max(lengths.values()) + 1 + ahead
         for layer, window in enumerate((None, 5)):
             made = rows.attend(layer, query, keys, values, 0.3)
             torch.testing.assert_close(made, one_by_one(now, query, keys, values, window))
