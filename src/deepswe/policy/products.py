@@ -40,7 +40,7 @@ class Product:
         self._pieces: list[Tensor] = []
         if whole_MK.device.type == "cpu" and kind == torch.float32:
             count = round(len(whole_MK) / _PIECE) if len(whole_MK) >= 1000 else 1
-            self._pieces = [piece_MK.t().contiguous() for piece_MK in whole_MK.tensor_split(count)]
+            self._pieces = [_transposed(piece_MK) for piece_MK in whole_MK.tensor_split(count)]
         elif whole_MK.device.type == "cpu" and whole_MK.numel() >= _BLOCKS_FROM and _makes_blocks():
             self._blocks = torch.ops.mkldnn._reorder_linear_weight(whole_MK, None)
         else:
@@ -67,6 +67,11 @@ class Product:
             torch.mm(states_TK, piece_KM, out=made_TM[:, first:last])
             first = last
         return made_TM
+
+
+def _transposed(matrix_MK: Tensor) -> Tensor:
+    """A copy (K, M)."""
+    return matrix_MK.t().clone(memory_format=torch.contiguous_format)
 
 
 def _makes_blocks() -> bool:

@@ -25,7 +25,7 @@ def test_products_are_those_of_each_map_side_by_side(
             torch.testing.assert_close(made.float(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("size", [100, 1100])
+@pytest.mark.parametrize("size", [1, 100, 1100])
 def test_a_product_keeps_the_weights_that_it_was_made_of(size: int) -> None:
     only = nn.Linear(size, size, bias=False)
     states_TK = torch.randn(4, size)
