@@ -107,7 +107,7 @@ class EmbeddedPolicy:
         self._start_afresh = False
         self._width = 0
         self._version = 0
-        self._renew = False
+        self._renew = True  # the engine was tried in this thread, and its own has other threads for its products
         self._pauses = 0
         self._idle = True
         self._closed = False

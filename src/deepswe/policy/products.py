@@ -3,8 +3,9 @@
 The learner changes its weights once a step, and the engine reads them thousands of times between, for few tokens at a
 time: so it keeps a copy that is made for that. Maps of the same states are one product. Matrices are in the type that a
 pass is computed in. On a CPU, where a product of few rows would spend much of its time on laying them out anew, they
-are transposed and in pieces that stay in a core's cache (8 to 64 rows take a half to nine tenths of the time); in
-bfloat16 they are in oneDNN's blocks, with which the matrix units of a CPU that has them take a quarter of the time.
+are transposed, with which 8 to 64 rows take a half to nine tenths of the time. Large ones are in pieces that stay in a
+core's cache where one thread computes, and else in oneDNN's blocks. In bfloat16 all but the smallest are in blocks,
+with which the matrix units of a CPU that has them take a quarter of the time that float32 takes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-_BLOCKS_FROM = 1 << 12
-"""Entries of a matrix in bfloat16 from which oneDNN's blocks pay, for 1 to 512 rows of states."""
+_LARGE = {torch.float32: 1 << 20, torch.bfloat16: 1 << 12}
+"""Entries of a matrix from which oneDNN's blocks pay, for 1 to 512 rows of states."""
 _PIECE = 384
 """Outputs of a piece, about; fewer than a thousand are not cut."""
 
@@ -28,6 +29,8 @@ class Product:
         """Args:
         maps: of as many inputs each; their weights are taken as they are now.
         kind: type of the products and of their results.
+
+        The calling thread is the one that computes them: how they are laid out goes by its threads.
         """
         weights: list[Tensor] = [of.weight.detach() for of in maps]
         whole_MK = (torch.cat(weights) if len(weights) > 1 else weights[0]).to(kind)
@@ -38,11 +41,13 @@ class Product:
             self._bias_M = torch.cat(biases).detach().to(kind)
         self._blocks: Tensor | None = None
         self._pieces: list[Tensor] = []
-        if whole_MK.device.type == "cpu" and kind == torch.float32:
-            count = round(len(whole_MK) / _PIECE) if len(whole_MK) >= 1000 else 1
-            self._pieces = [_transposed(piece_MK) for piece_MK in whole_MK.tensor_split(count)]
-        elif whole_MK.device.type == "cpu" and whole_MK.numel() >= _BLOCKS_FROM and _makes_blocks():
+        on_cpu, alone = whole_MK.device.type == "cpu", torch.get_num_threads() == 1
+        large = whole_MK.numel() >= _LARGE.get(kind, 1 << 62)
+        if on_cpu and large and not (alone and kind == torch.float32) and _makes_blocks():
             self._blocks = torch.ops.mkldnn._reorder_linear_weight(whole_MK, None)
+        elif on_cpu and kind == torch.float32:
+            count = round(len(whole_MK) / _PIECE) if alone and len(whole_MK) >= 1000 else 1
+            self._pieces = [_transposed(piece_MK) for piece_MK in whole_MK.tensor_split(count)]
         else:
             self._weight_MK = whole_MK
 
