@@ -158,7 +158,7 @@ class Pass:
         self._slot_T = self._tensor(slot_S.repeat(count_S))
         self._ways: dict[tuple[int, int, int], _Way] = {}
         self._index: dict[tuple[int, int], Tensor] = {}
-        self._orders: dict[int, tuple[Tensor, Tensor]] = {}
+        self._orders: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
         self._ends: Ends | None = None
 
     def _tensor(self, numbers: Numbers) -> Tensor:
@@ -251,8 +251,8 @@ class Pass:
     def _order(self, run: _Run) -> tuple[Tensor, Tensor]:
         """Of an uneven run: the token at each place as laid out, and the place of each token. Where a row has fewer
         tokens, its last one stands in, and where it has none, that of the row before."""
-        first = run.places.start
-        if first not in self._orders:
+        key = (run.places.start, run.places.stop)
+        if key not in self._orders:
             slot_S, begin_S, end_S, _ = run.own
             first_S = (slot_S - slot_S[0]) * run.count
             place_T = np.arange(begin_S[0], end_S[-1]) + (first_S - begin_S).repeat(end_S - begin_S)
@@ -260,8 +260,8 @@ class Pass:
             row_R = slot_S.searchsorted(slot_R, side="right") - 1  # the one with new tokens, at or before each
             token_R = np.where(slot_S[row_R] == slot_R, begin_S[row_R], end_S[row_R])
             token_RN = np.minimum(token_R[:, None] + np.arange(run.count), end_S[row_R, None] - 1)
-            self._orders[first] = (self._tensor(token_RN.reshape(-1)), self._tensor(place_T))
-        return self._orders[first]
+            self._orders[key] = (self._tensor(token_RN.reshape(-1)), self._tensor(place_T))
+        return self._orders[key]
 
 
 class _Way(NamedTuple):

@@ -68,6 +68,21 @@ def test_a_pass_that_moved_on_is_that_of_one_position_later(lengths: dict[int, i
         rows.advance()
 
 
+def test_layers_of_other_heads_are_attended_along_the_same_pass() -> None:
+    # The second shape costs more to read, so that fewer rows are attended at once.
+    counts = {2: 2, 3: 6, 7: 6}
+    rows = Pass([(2, 5, 2), (3, 0, 6), (7, 0, 6)], windows=[None, None], device="cpu")
+    for layer, (heads, lanes, size) in enumerate([(4, 1, 16), (16, 8, 128)]):
+        keys, values = torch.randn(2, ROWS, lanes, 64, size).unbind()
+        query, first = torch.randn(14, heads, size), 0
+        made = rows.attend(layer, query, keys, values, 0.1)
+        for slot, count in counts.items():
+            alone = Pass([(slot, 5 if slot == 2 else 0, count)], windows=[None, None], device="cpu")
+            expected = alone.attend(layer, query[first : first + count], keys, values, 0.1)
+            torch.testing.assert_close(made[first : first + count], expected)
+            first += count
+
+
 @pytest.mark.parametrize("rows", ROWS_OF_A_PASS)
 def test_what_is_not_written_yet_is_never_read(rows: list[tuple[int, int, int]]) -> None:
     keys, values = storage(0), storage(1)
