@@ -71,8 +71,10 @@ def _entropy(rows: Sequence[Row]) -> Finding | None:
     if not rows[-1].get("updates", 1) or low <= value <= high:
         return None
     if value < low:
-        text = f"entropy {value:.2f} is below {low}: the policy explores little"
-        return Finding("entropy_low", f"{text}; a higher algorithm.clip_high or temperature keeps it up")
+        # The clip acts from the second update of a batch on.
+        clip = ", algorithm.clip_high" if rows[-1].get("updates", 1) > 1 else ""
+        ways = f"a higher rollout.temperature{clip} or algorithm.entropy_coefficient keeps it up"
+        return Finding("entropy_low", f"entropy {value:.2f} is below {low}: the policy explores little; {ways}")
     return Finding("entropy_high", f"entropy {value:.2f} is above {high}: much of what is sampled is noise")
 
 

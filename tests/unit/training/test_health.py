@@ -1,3 +1,5 @@
+import pytest
+
 from deepswe.config import AlgorithmConfig, ClusterConfig, TrainingConfig
 from deepswe.training.health import clip_warning, device_warning, findings
 
@@ -29,6 +31,12 @@ def test_each_number_outside_of_its_range_is_named_once_and_plainly():
     ):
         assert names({**FINE, **change}) == {name}
     assert "the policy explores little" in findings([{**FINE, "entropy": 0.1}])[0].text
+
+
+@pytest.mark.parametrize(("updates", "advised"), [(1, False), (4, True)])
+def test_the_clip_is_advised_only_where_it_acts(updates: int, advised: bool) -> None:
+    text = findings([{**FINE, "entropy": 0.1, "updates": updates}])[0].text
+    assert ("algorithm.clip_high" in text) == advised
 
 
 def test_a_gradient_is_measured_against_its_own_recent_past():
